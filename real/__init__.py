@@ -1,0 +1,1 @@
+"""The shared scheduler on a real vLLM engine."""

@@ -1,0 +1,1 @@
+"""Digital twin of LLM serving with vLLM on Kubernetes."""

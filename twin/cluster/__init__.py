@@ -1,0 +1,1 @@
+"""What stands between the traffic and the replicas."""

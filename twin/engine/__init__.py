@@ -1,0 +1,1 @@
+"""One vLLM replica in virtual time."""

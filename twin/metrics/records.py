@@ -1,0 +1,41 @@
+"""What is kept of one request: the raw material of every metric."""
+
+from array import array
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """The life of one request. Instants are picoseconds from the start of the run, None where never reached."""
+
+    index: int
+    tier: str
+    tenant: str
+    session: str | None
+    stream: int
+    replica: int | None
+    """Index of the replica it was sent to; None if it was refused before."""
+    arrival_ps: int
+    first_scheduled_ps: int | None
+    """Start of the step that first computed a token of it."""
+    first_token_ps: int | None
+    finish_ps: int | None
+    """When it left the system as its client saw it; None if it was still inside at the end of the run."""
+    prompt_tokens: int
+    output_tokens: int
+    """Tokens delivered."""
+    outcome: str
+    """completed, refused, timed_out, aborted or unfinished."""
+    reason: str
+    """stop, length, timeout:ttft, timeout:total, too_long, end_of_run, ..."""
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    """Tokens computed again because a preemption threw their KV away (prefix hits on the way back not counted)."""
+    prefix_hit_tokens: int = 0
+    """Prompt tokens found in the prefix cache at first admission."""
+    prefix_query_tokens: int = 0
+    """Prompt tokens looked up in the prefix cache at first admission."""
+    itl_ps: array[int] = field(default_factory=lambda: array("q"))
+    """Gaps between consecutive tokens, in order."""
+    attempts: int = 1
+    """1 + retries of the client."""

@@ -1,0 +1,1 @@
+"""Every form in which a result is shown."""
