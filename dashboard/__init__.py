@@ -1,0 +1,1 @@
+"""The what-if app: shows what twin computes, holds no model of its own."""

@@ -1,0 +1,25 @@
+"""What all tests share: hypothesis profiles and the place of third-party data."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# "ci" repeats the same examples on every run; "search" looks for new ones:
+# HYPOTHESIS_PROFILE=search python -m pytest tests/...
+settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
+settings.register_profile("search", deadline=None, print_blob=True, max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(scope="session")
+def twin_data() -> Path:
+    """Folder of third-party traces and tables, which are not part of this repository."""
+    name = os.environ.get("TWIN_DATA")
+    if not name:
+        pytest.skip("third-party data: the environment variable TWIN_DATA names no folder")
+    folder = Path(name)
+    if not folder.is_dir():
+        pytest.fail(f"TWIN_DATA={name} is not a folder", pytrace=False)
+    return folder

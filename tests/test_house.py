@@ -1,0 +1,165 @@
+"""Rules of the house that no linter knows: who may touch what, and what is shipped."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+DECIDING = ("scheduling", "engine", "step_time", "cluster", "metrics")
+"""Packages of twin that are handed everything they use."""
+
+
+def tracked(*patterns: str) -> list[Path]:
+    """Files of the repository, those not yet committed included."""
+    command = ["git", "ls-files", "-co", "--exclude-standard", "-z", "--", *patterns]
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [path for name in names.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def modules(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    """Absolute names of imported modules; relative ones begin with their dots."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." * node.level + (node.module or "")
+
+
+def calls(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of every call; what stands before an attribute is `?` unless a name."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        parts, target = [], node.func
+        while isinstance(target, ast.Attribute):
+            parts.append(target.attr)
+            target = target.value
+        parts.append(target.id if isinstance(target, ast.Name) else "?")
+        yield node.lineno, ".".join(reversed(parts))
+
+
+def file_calls(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Calls that open, read, write or make a file."""
+    verbs = {"open", "read_text", "read_bytes", "write_text", "write_bytes", "touch", "mkdir"}
+    tables = re.compile(r"(np|numpy|pd|pandas)\.(load|save|from|read_)|\.to_(csv|parquet|json)$")
+    for line, name in calls(tree):
+        if name.split(".")[-1] in verbs or tables.search(name):
+            yield line, name
+
+
+@pytest.mark.parametrize("package", ["twin", "real", "dashboard"])
+def test_top_packages_import_nothing(package):
+    body = parse(ROOT / package / "__init__.py").body
+    assert len(body) == 1
+    assert isinstance(body[0], ast.Expr)
+
+
+def test_scheduler_uses_the_standard_library_only():
+    for path in modules("twin/scheduling"):
+        for name in imported(parse(path)):
+            top = name.split(".")[0]
+            ours = name == "twin.scheduling" or name.startswith(("twin.scheduling.", "."))
+            assert ours or top in sys.stdlib_module_names, f"{path}: {name}"
+            assert not name.startswith(".."), f"{path}: {name}"
+
+
+@pytest.mark.parametrize("package", DECIDING)
+def test_deciding_code_is_handed_time_and_chance(package):
+    for path in modules(f"twin/{package}"):
+        tree = parse(path)
+        names = {name.split(".")[0] for name in imported(tree)}
+        assert not names & {"time", "datetime", "os", "secrets"}, path
+        for line, name in calls(tree):
+            shared = name.startswith(("random.", "np.random.", "numpy.random."))
+            assert not shared or name == "random.Random", f"{path}:{line}: {name}"
+        assert not [n for n in ast.walk(tree) if isinstance(n, ast.Global)], path
+
+
+def test_files_are_opened_at_the_edge_only():
+    edge = re.compile(r"twin/(scenario|workload/formats|report/\w+|whatif/store|(\w+/)?cli)\.py")
+    for path in modules("twin"):
+        name = path.relative_to(ROOT).as_posix()
+        if not edge.fullmatch(name):
+            assert not list(file_calls(parse(path))), name
+
+
+@pytest.mark.parametrize(
+    "text", ["open('x')", "gzip.open(p)", "Path('x').read_text()", "np.load(f)", "t.to_csv(f)"]
+)
+def test_an_opened_file_is_seen(text):
+    assert list(file_calls(ast.parse(text)))
+
+
+def test_no_unfinished_marks_and_nothing_of_one_machine():
+    unfinished = "|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X", "NotImplemented" + "Error"])
+    folders = "/(root|work|workspace|home/[a-z]|Users/[A-Za-z]|tmp/[a-z]|opt/[a-z])" + r"\b"
+    hosts = r"pypi\.org|pythonhosted|npmjs|debian\.org"
+    wrong = re.compile(rf"\b({unfinished})\b|(?<![\w.>]){folders}|{hosts}")
+    for path in tracked():
+        if path.name in ("LICENSE", Path(__file__).name):
+            continue
+        text = path.read_bytes().decode("utf-8", "replace")
+        found = [
+            f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+            for number, line in enumerate(text.splitlines(), 1)
+            if wrong.search(line)
+        ]
+        assert not found
+
+
+def test_third_party_data_is_named_in_one_place():
+    place = "shared" + "/data"
+    named = [p.name for p in tracked() if place.encode() in p.read_bytes()]
+    assert named == ["Makefile"]
+
+
+def test_packages_are_listed():
+    listed = set(PROJECT["tool"]["setuptools"]["packages"])
+    present = {
+        ".".join(path.parent.relative_to(ROOT).parts)
+        for package in ("twin", "real", "dashboard")
+        for path in tracked(f"{package}/**/__init__.py", f"{package}/__init__.py")
+    }
+    assert listed == present
+
+
+def test_wheel_holds_the_packages_and_the_kubernetes_files(tmp_path):
+    source = tmp_path / "source"
+    for path in tracked():
+        copy = source / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path]
+    built = subprocess.run([*command, source], capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    meta = {name for name in names if ".dist-info/" in name}
+
+    shipped = {
+        path.relative_to(ROOT).as_posix()
+        for pattern in ("twin/**", "real/**", "dashboard/**")
+        for path in tracked(pattern)
+        if path.suffix in (".py", ".json", ".typed")
+    }
+    manifests = {path.relative_to(ROOT).as_posix() for path in tracked("k8s")}
+    data = {name for name in names if ".data/" in name}
+    assert {name.partition(".data/data/share/vllm-twin/")[2] for name in data} == manifests
+    assert names - meta - data == shipped
+    assert {Path(name).name for name in meta} >= {"LICENSE", "NOTICE", "entry_points.txt"}
