@@ -56,7 +56,7 @@ def calls(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def file_calls(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Calls that open, read, write or make a file."""
-    verbs = {"open", "read_text", "read_bytes", "write_text", "write_bytes", "touch", "mkdir"}
+    verbs = {"open", "read_text", "read_bytes", "write_text", "write_bytes", "mkdir"}
     tables = re.compile(r"(np|numpy|pd|pandas)\.(load|save|from|read_)|\.to_(csv|parquet|json)$")
     for line, name in calls(tree):
         if name.split(".")[-1] in verbs or tables.search(name):
