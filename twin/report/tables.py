@@ -1,0 +1,252 @@
+"""The result of a run for people: tables on a terminal, at most 80 columns wide.
+
+Everything shown comes from the summary that `twin.report.json_summary` makes, so the tables and
+`--json` cannot differ.
+"""
+
+from collections.abc import Mapping, Sequence
+from io import StringIO
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from twin.metrics.summary import OUTCOMES
+
+WIDTH = 80
+LISTED = 5
+"""Refused requests named one by one; the rest are counted."""
+
+
+def render(summary: Mapping[str, Any], color: bool = False) -> str:
+    """The whole report as text that ends in a newline; `color` adds terminal styles."""
+    blocks = [
+        _header(summary),
+        [_requests(summary)],
+        [_latencies(summary)],
+        [_objectives(summary)],
+        [*_refused(summary), *_policy(summary)],
+        [*_engine(summary), *_warnings(summary), _speed(summary)],
+    ]
+    return "\n".join(to_text(block, color) for block in blocks if block)
+
+
+def to_text(parts: Sequence[RenderableType], color: bool = False) -> str:
+    """`parts` one below the other, wrapped at WIDTH columns."""
+    out = StringIO()
+    console = Console(
+        file=out, width=WIDTH, force_terminal=color, markup=False, highlight=False, emoji=False
+    )
+    for part in parts:
+        console.print(part)
+    lines = out.getvalue().splitlines()
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds for reading, to about three digits: 4.21 ms, 813 ms, 1.25 s, 3,512 s; - for None."""
+    if seconds is None:
+        return "-"
+    if seconds == 0:
+        return "0 s"
+    ms = seconds * 1000
+    if ms < 9.995:
+        return f"{ms:.2f} ms"
+    if ms < 99.95:
+        return f"{ms:.1f} ms"
+    if ms < 999.5:
+        return f"{ms:.0f} ms"
+    if seconds < 9.995:
+        return f"{seconds:.2f} s"
+    if seconds < 99.95:
+        return f"{seconds:.1f} s"
+    return f"{seconds:,.0f} s"
+
+
+def limit(seconds: float) -> str:
+    """A number of seconds that a person chose, in full: 10 ms, 1 s, 1.25 s."""
+    return f"{seconds:,.12g} s" if seconds >= 1 or seconds == 0 else f"{seconds * 1000:.12g} ms"
+
+
+def share(fraction: float | None) -> str:
+    """A fraction as a percentage; - for None. Only an exact 1 is 100 %, only an exact 0 is 0 %."""
+    if fraction is None:
+        return "-"
+    percent = fraction * 100
+    if 0 < percent < 0.01:
+        return "<0.01 %"
+    if 99.95 <= percent < 100:
+        return ">99.9 %"
+    return f"{percent:.2g} %" if percent < 1 else f"{percent:.1f} %"
+
+
+def count(number: float) -> str:
+    """A whole number with thousands separators."""
+    return f"{number:,.0f}"
+
+
+def plural(number: int, noun: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
+
+
+def table(*columns: str) -> Table:
+    """An empty table: the first column is text, the others are numbers."""
+    made = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    for i, name in enumerate(columns):
+        made.add_column(
+            name, justify="right" if i else "left", overflow="fold", max_width=None if i else 14
+        )
+    return made
+
+
+def _header(summary: Mapping[str, Any]) -> list[RenderableType]:
+    gpus, replicas = summary["tensor_parallel_size"], summary["replicas"]
+    where = f"{gpus} x {summary['gpu']}" if gpus > 1 else summary["gpu"]
+    lines: list[RenderableType] = []
+    if summary["interrupted"]:
+        lines.append(Text("INTERRUPTED: the figures cover the run up to there.", "bold red"))
+    lines += [
+        Text.assemble(
+            (summary["scenario"], "bold"),
+            f": {summary['model']} on {where}, {plural(replicas, 'replica')}, "
+            f"vLLM {summary['engine_version']}",
+        ),
+        Text(
+            f"policy {summary['policy']} ({summary['policy_fingerprint']}), "
+            f"seed {summary['seed']}, simulated {duration(summary['simulated_s'])}"
+        ),
+    ]
+    if summary["warmup_s"]:
+        lines.append(
+            Text(
+                f"Requests that arrived in the first {limit(summary['warmup_s'])} are counted "
+                "but not measured."
+            )
+        )
+    for timeouts in summary["client_timeouts"]:
+        lines.append(Text(_timeouts(timeouts)))
+    return lines
+
+
+def _timeouts(timeouts: Mapping[str, Any]) -> str:
+    told = []
+    if timeouts["ttft_s"] is not None:
+        told.append(f"{limit(timeouts['ttft_s'])} for the first token")
+    if timeouts["total_s"] is not None:
+        told.append(f"{limit(timeouts['total_s'])} for the whole reply")
+    return f"Clients of stream {timeouts['stream']} wait {' and '.join(told)}, then leave."
+
+
+def _requests(summary: Mapping[str, Any]) -> Table:
+    made = table("Requests", "offered", *(outcome.replace("_", " ") for outcome in OUTCOMES))
+    rows = dict(summary["tiers"])
+    if len(rows) > 1:
+        rows["all"] = summary["totals"]
+    for name, tier in rows.items():
+        cells = [count(tier[column]) for column in ("offered", *OUTCOMES)]
+        made.add_row(name, *cells, end_section=False)
+    return made
+
+
+def _latencies(summary: Mapping[str, Any]) -> Table:
+    shown = {
+        "queue p50": ("queue_s", "p50"),
+        "queue p99": ("queue_s", "p99"),
+        "TTFT p50": ("ttft_s", "p50"),
+        "TTFT p99": ("ttft_s", "p99"),
+        "TPOT p50": ("tpot_s", "p50"),
+        "TPOT p99": ("tpot_s", "p99"),
+        "E2E p99": ("e2e_s", "p99"),
+    }
+    made = table("Latency", *shown)
+    for name, tier in summary["tiers"].items():
+        made.add_row(name, *(duration(tier[latency][stat]) for latency, stat in shown.values()))
+    return made
+
+
+def _objectives(summary: Mapping[str, Any]) -> Table:
+    made = table("Goodput", "good/s", "attained")
+    made.add_column("objectives", overflow="fold")
+    for name, tier in summary["tiers"].items():
+        goodput = tier["goodput_rps"]
+        judged = summary["objectives"].get(name, {})
+        made.add_row(
+            name,
+            "-" if goodput is None else f"{goodput:.3g}",
+            share(tier["attainment"]),
+            Text("\n").join(_judged(objective, found) for objective, found in judged.items())
+            if judged
+            else Text("none: every completed one is good", "dim"),
+        )
+    return made
+
+
+def _judged(objective: str, found: Mapping[str, Any]) -> Text:
+    word, style = {
+        True: ("met", "green"),
+        False: ("MISSED", "bold red"),
+        None: ("nothing to judge", "yellow"),
+    }[found["met"]]
+    sign = ">" if found["met"] is False and found["value_s"] is not None else "<="
+    text = Text(f"{objective} {duration(found['value_s'])} {sign} {limit(found['limit_s'])} ")
+    text.append(word, style)
+    if found["without"]:
+        text.append(f" ({count(found['without'])} ended without one)", "yellow")
+    return text
+
+
+def _refused(summary: Mapping[str, Any]) -> list[RenderableType]:
+    refused = summary["totals"]["refused"]
+    if not refused:
+        return []
+    lines = [f"{plural(refused, 'request')} refused:"]
+    for row in summary["refused"][:LISTED]:
+        lines.append(
+            f"  request {row['index']} ({row['tier']}, {count(row['prompt_tokens'])} prompt "
+            f"tokens): {row['reason']}"
+        )
+    if refused > LISTED:
+        lines.append(f"  and {count(refused - LISTED)} more")
+    return [Text("\n".join(lines))]
+
+
+def _policy(summary: Mapping[str, Any]) -> list[RenderableType]:
+    waits = summary["batching_wait_s"]
+    if not waits:
+        return []
+    named = ", ".join(f"{tier} {limit(wait)}" for tier, wait in waits.items())
+    return [
+        Text(
+            f"The policy holds requests to batch them, at most: {named}. At low load TTFT is "
+            "above vllm-fcfs by up to this wait plus one step."
+        )
+    ]
+
+
+def _engine(summary: Mapping[str, Any]) -> list[RenderableType]:
+    engine = summary["engine"]
+    queried = engine["prefix_query_tokens"]
+    hits = share(engine["prefix_hit_tokens"] / queried) if queried else "none"
+    return [
+        Text(
+            f"Engine: {plural(engine['steps'], 'step')}, "
+            f"{plural(engine['preemptions'], 'preemption')}, "
+            f"{plural(engine['recomputed_tokens'], 'token')} recomputed, "
+            f"prefix hits {hits} of {count(queried)} tokens, "
+            f"KV {share(engine['kv_usage_mean'])} used, "
+            f"{share(engine['kv_waste_mean'])} wasted in last pages."
+        )
+    ]
+
+
+def _warnings(summary: Mapping[str, Any]) -> list[RenderableType]:
+    return [Text(f"Warning: {warning}", "yellow") for warning in dict.fromkeys(summary["warnings"])]
+
+
+def _speed(summary: Mapping[str, Any]) -> Text:
+    wall, rate = summary["wall_s"], summary["requests_per_wall_s"]
+    each = "" if rate is None else f": {count(rate)} requests/s, {duration(1000 / rate)} per 1,000"
+    return Text(f"Took {duration(wall)} of wall time{each}.", "dim")
