@@ -1,0 +1,208 @@
+"""Tables: everything fits 80 columns, nothing is hidden, numbers read well."""
+
+import copy
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twin.report.tables import WIDTH, count, duration, limit, render, share
+
+
+def statistics(p50):
+    """Figures of one latency; None gives a tier without samples."""
+    scale = {"mean": 1, "p50": 1, "p90": 2, "p95": 3, "p99": 4}
+    return {stat: None if p50 is None else p50 * factor for stat, factor in scale.items()}
+
+
+def tier(offered=100, latency=0.2, **changes):
+    counts = {
+        "offered": offered, "completed": offered - 20, "refused": 3, "timed_out": 12,
+        "aborted": 0, "unfinished": 5,
+    }  # fmt: skip
+    latencies = {f"{name}_s": statistics(latency) for name in ("ttft", "tpot", "e2e", "queue")}
+    return counts | latencies | {"goodput_rps": 3.21, "attainment": 0.93} | changes
+
+
+def judged(limit_s, value_s, met, without=0):
+    return {"limit_s": limit_s, "value_s": value_s, "met": met, "without": without}
+
+
+SUMMARY = {
+    "scenario": "chat-8b",
+    "model": "meta-llama/Llama-3.1-8B",
+    "gpu": "H100",
+    "tensor_parallel_size": 1,
+    "replicas": 2,
+    "engine_version": "0.32.0",
+    "policy": "tiered",
+    "policy_fingerprint": "3f2ac1b09d",
+    "seed": 1,
+    "simulated_s": 3512.22,
+    "warmup_s": 0.0,
+    "interrupted": False,
+    "client_timeouts": [],
+    "totals": {
+        "offered": 300, "completed": 240, "refused": 9, "timed_out": 36, "aborted": 0,
+        "unfinished": 15,
+    },
+    "tiers": {"ONLINE": tier(), "BATCH": tier(attainment=1.0), "OFFLINE": tier(latency=None)},
+    "objectives": {
+        "ONLINE": {
+            "ttft_p99": judged(1.0, 0.84, True, without=37),
+            "tpot_p99": judged(0.05, 0.0523, False),
+        },
+        "BATCH": {"e2e_p99": judged(60.0, None, None)},
+    },
+    "refused": [
+        {"index": 12 + i, "tier": "ONLINE", "prompt_tokens": 9001, "reason": "too_long"}
+        for i in range(9)
+    ],
+    "batching_wait_s": {},
+    "engine": {
+        "steps": 123456, "preemptions": 12, "recomputed_tokens": 345,
+        "prefix_hit_tokens": 374, "prefix_query_tokens": 1000, "kv_usage_mean": 0.43,
+        "kv_waste_mean": 0.0012,
+    },
+    "warnings": [],
+    "wall_s": 2.31,
+    "requests_per_wall_s": 8383.2,
+}  # fmt: skip
+
+
+def changed(**changes):
+    return copy.deepcopy(SUMMARY) | changes
+
+
+def line_of(text, start):
+    [line] = [line for line in text.splitlines() if line.startswith(start)]
+    return line
+
+
+def test_every_line_fits_the_width_and_no_figure_is_cut():
+    text = render(SUMMARY)
+    assert max(map(len, text.splitlines())) <= WIDTH
+    assert "…" not in text
+    assert line_of(text, "all ").split() == ["all", "300", "240", "9", "36", "0", "15"]
+    assert line_of(text, "chat-8b") == (
+        "chat-8b: meta-llama/Llama-3.1-8B on H100, 2 replicas, vLLM 0.32.0"
+    )
+    assert "policy tiered (3f2ac1b09d), seed 1, simulated 3,512 s" in text
+    assert "9 requests refused" in text
+    assert "and 4 more" in text
+    assert "8,383 requests/s, 119 ms per 1,000" in text
+
+
+@given(
+    st.text(st.characters(codec="utf-8", categories=["L", "N", "P", "S"]), min_size=1, max_size=60),
+    st.integers(0, 10**9),
+    st.floats(1e-12, 1e6),
+    st.floats(0, 1e5),
+)
+def test_strange_names_and_large_figures_still_fit(name, offered, latency, goodput):
+    odd = tier(offered + 20, latency, goodput_rps=goodput)
+    summary = changed(scenario=name, tiers={name: odd, "ONLINE": odd}, objectives={})
+    assert max(map(len, render(summary).splitlines())) <= WIDTH
+
+
+def test_names_are_shown_as_written_not_as_markup():
+    text = render(changed(scenario="[red]a[/red]", tiers={"[b]": tier(), ":smile:": tier()}))
+    assert "[red]a[/red]" in text
+    assert "[b] " in text
+    assert ":smile:" in text
+
+
+def test_objectives_say_what_was_judged_and_what_is_missing_from_it():
+    text = render(SUMMARY)
+    assert "ttft_p99 840 ms <= 1 s met (37 ended without one)" in text
+    assert "tpot_p99 52.3 ms > 50 ms MISSED" in text
+    assert "e2e_p99 - <= 60 s nothing to judge" in text
+    assert "none: every completed one is good" in line_of(text.split("Goodput")[1], "OFFLINE")
+
+
+def test_a_tier_without_samples_shows_dashes():
+    latency = render(SUMMARY).split("Latency")[1]
+    assert line_of(latency.split("Goodput")[0], "OFFLINE").split()[1:] == ["-"] * 7
+
+
+def test_warnings_stand_once_each():
+    text = render(changed(warnings=["tiers have no effect", "other", "tiers have no effect"]))
+    assert text.count("Warning: tiers have no effect") == 1
+    assert text.count("Warning:") == 2
+
+
+def test_what_is_special_about_a_run_is_said_at_its_head():
+    text = render(
+        changed(
+            interrupted=True,
+            warmup_s=60.0,
+            client_timeouts=[{"stream": 0, "ttft_s": 5.0, "total_s": 30.0}],
+        )
+    )
+    assert text.startswith("INTERRUPTED")
+    assert "in the first 60 s are counted" in text
+    assert "Clients of stream 0 wait 5 s for the first token and 30 s for the whole" in text
+    plain = render(SUMMARY)
+    assert "INTERRUPTED" not in plain
+    assert "Clients" not in plain
+    assert "not measured" not in plain
+
+
+def test_the_batching_wait_is_named_where_a_policy_batches():
+    text = render(changed(batching_wait_s={"ONLINE": 0.01, "OFFLINE": 0.2}))
+    assert "ONLINE 10 ms, OFFLINE 200 ms" in text
+    assert "vllm-fcfs" in text
+    assert "batch them" not in render(SUMMARY)
+
+
+def test_plain_text_has_no_escape_codes_and_colour_has():
+    assert "\x1b" not in render(SUMMARY)
+    assert "\x1b" in render(SUMMARY, color=True)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (None, "-"),
+        (0.0, "0 s"),
+        (1e-12, "0.00 ms"),
+        (0.00421, "4.21 ms"),
+        (0.0523, "52.3 ms"),
+        (0.8127, "813 ms"),
+        (0.9996, "1.00 s"),
+        (1.25, "1.25 s"),
+        (12.34, "12.3 s"),
+        (99.96, "100 s"),
+        (3512.2, "3,512 s"),
+    ],
+)
+def test_durations_have_about_three_digits(seconds, shown):
+    assert duration(seconds) == shown
+
+
+@given(st.floats(0, 1e7))
+def test_durations_are_within_their_last_digit(seconds):
+    number, unit = duration(seconds).replace(",", "").split()
+    value = float(number) * {"ms": 1e-3, "s": 1}[unit]
+    assert value == pytest.approx(seconds, rel=0.0051, abs=0.0051e-3)
+
+
+def test_limits_stand_in_full():
+    assert [limit(x) for x in (0.01, 0.0125, 1.0, 1.2345, 3600.0)] == [
+        "10 ms", "12.5 ms", "1 s", "1.2345 s", "3,600 s",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fraction", "shown"),
+    [
+        (None, "-"), (0.0, "0 %"), (1.0, "100.0 %"), (0.9999, ">99.9 %"), (0.374, "37.4 %"),
+        (0.0012, "0.12 %"), (1e-5, "<0.01 %"),
+    ],
+)  # fmt: skip
+def test_shares_never_round_to_all_or_nothing(fraction, shown):
+    assert share(fraction) == shown
+
+
+def test_counts_have_separators():
+    assert count(1234567) == "1,234,567"
