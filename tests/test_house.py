@@ -57,7 +57,10 @@ def calls(tree: ast.Module) -> Iterator[tuple[int, str]]:
 def file_calls(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Calls that open, read, write or make a file."""
     verbs = {"open", "read_text", "read_bytes", "write_text", "write_bytes", "mkdir"}
-    tables = re.compile(r"(np|numpy|pd|pandas)\.(load|save|from|read_)|\.to_(csv|parquet|json)$")
+    tables = re.compile(
+        r"(np|numpy)\.(load|save|fromfile|genfromtxt|memmap)"
+        r"|(pd|pandas)\.read_|\.to_(csv|parquet|json)$"
+    )
     for line, name in calls(tree):
         if name.split(".")[-1] in verbs or tables.search(name):
             yield line, name
@@ -144,6 +147,18 @@ def test_third_party_data_is_named_in_one_place():
     place = "shared" + "/data"
     named = [p.name for p in tracked() if place.encode() in p.read_bytes()]
     assert named == ["Makefile"]
+
+
+@pytest.mark.parametrize("module", ["twin", "real"])
+def test_python_m_equals_the_script(module):
+    script = f"from {module}.cli import main; main()"
+    for options in (["--version"], ["--help"]):
+        asked = [
+            subprocess.run([sys.executable, *way, *options], cwd=ROOT, capture_output=True)
+            for way in (["-m", module], ["-c", script])
+        ]
+        assert asked[0].returncode == asked[1].returncode == 0
+        assert asked[0].stdout == asked[1].stdout != b""
 
 
 def test_packages_are_listed():
