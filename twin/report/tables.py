@@ -22,7 +22,7 @@ LISTED = 5
 
 def render(summary: Mapping[str, Any], color: bool = False) -> str:
     """The whole report as text that ends in a newline; `color` adds terminal styles."""
-    blocks = [
+    blocks: list[list[RenderableType]] = [
         _header(summary),
         [_requests(summary)],
         [_latencies(summary)],
