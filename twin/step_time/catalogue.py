@@ -1,0 +1,284 @@
+"""Which models and GPUs are known, and what is a model's shape? Facts only; nothing here is measured by us.
+
+This module reads no file: `parse_model` takes the already parsed config.json of a model folder.
+"""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from twin.errors import InputError
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Shape of a dense decoder with grouped-query attention and a gated MLP."""
+
+    name: str
+    layers: int
+    hidden: int
+    """Width of the residual stream."""
+    heads: int
+    """Query heads."""
+    kv_heads: int
+    """Key/value heads; fewer than `heads` with grouped-query attention."""
+    head_dim: int
+    intermediate: int
+    """Width of the MLP."""
+    vocab: int
+    max_position: int
+    """Longest context the model was trained for, in tokens."""
+    tie_embeddings: bool = False
+    """The output layer shares the embedding's weights."""
+    qk_norm: bool = False
+    """Queries and keys are normalised per head."""
+    qkv_bias: bool = False
+    """The q, k and v projections add a bias."""
+
+    @property
+    def layer_matrix_params(self) -> int:
+        """Parameters of one layer's four matrix products: qkv, o, gate+up, down."""
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return self.hidden * (q + 2 * kv) + q * self.hidden + 3 * self.hidden * self.intermediate
+
+    @property
+    def vector_params(self) -> int:
+        """Parameters of norms and biases, all layers together."""
+        layer = 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
+        if self.qkv_bias:
+            layer += (self.heads + 2 * self.kv_heads) * self.head_dim
+        return self.layers * layer + self.hidden
+
+    @property
+    def embedding_params(self) -> int:
+        """Parameters of the embedding and, unless tied, of the output layer."""
+        return self.vocab * self.hidden * (1 if self.tie_embeddings else 2)
+
+    @property
+    def params(self) -> int:
+        """All parameters."""
+        return self.embedding_params + self.layers * self.layer_matrix_params + self.vector_params
+
+
+@dataclass(frozen=True)
+class GpuSpec:
+    """One GPU as its driver and data sheet give it."""
+
+    name: str
+    memory_bytes: int
+    """What CUDA reports as total memory, which is what vLLM multiplies by gpu_memory_utilization."""
+    bandwidth: float
+    """Memory bandwidth in bytes per second."""
+    bf16_flops: float
+    """Dense 16-bit tensor FLOP/s."""
+    fp8_flops: float | None
+    """Dense FP8 tensor FLOP/s; None = the GPU has no FP8 units."""
+
+
+def _llama31(name: str, layers: int, hidden: int, heads: int, intermediate: int) -> ModelSpec:
+    return ModelSpec(name, layers, hidden, heads, 8, 128, intermediate, 128256, 131072)
+
+
+def _qwen3(name: str, layers: int, hidden: int, heads: int, intermediate: int) -> ModelSpec:
+    return ModelSpec(name, layers, hidden, heads, 8, 128, intermediate, 151936, 40960, qk_norm=True)
+
+
+MODELS: dict[str, ModelSpec] = {
+    model.name: model
+    for model in (
+        _llama31("meta-llama/Llama-3.1-8B", 32, 4096, 32, 14336),
+        _llama31("meta-llama/Llama-3.1-70B", 80, 8192, 64, 28672),
+        _qwen3("Qwen/Qwen3-8B", 36, 4096, 32, 12288),
+        _qwen3("Qwen/Qwen3-14B", 40, 5120, 40, 17408),
+        _qwen3("Qwen/Qwen3-32B", 64, 5120, 64, 25600),
+    )
+}
+"""Shapes from the models' published config.json."""
+
+GPUS: dict[str, GpuSpec] = {
+    gpu.name: gpu
+    for gpu in (
+        GpuSpec("A100", 85_000_000_000, 2.039e12, 312e12, None),  # SXM, 80 GB
+        GpuSpec("H100", 85_000_000_000, 3.35e12, 989e12, 1979e12),  # SXM, 80 GB
+        GpuSpec("H200", 150_000_000_000, 4.8e12, 989e12, 1979e12),  # SXM, 141 GB
+        GpuSpec("B200", 191_500_000_000, 8.0e12, 2250e12, 4500e12),
+        GpuSpec("L40S", 47_700_000_000, 0.864e12, 362e12, 733e12),
+        GpuSpec("L4", 23_700_000_000, 0.3e12, 121e12, 242e12),
+        GpuSpec("RTX4090", 25_250_627_584, 1.008e12, 165e12, 330e12),
+        GpuSpec("RTXPRO6000", 102_000_000_000, 1.597e12, 504e12, 1007e12),  # Server Edition
+    )
+}
+"""Bandwidth and FLOP/s (dense, without sparsity) from NVIDIA's data sheets; memory as CUDA reports it, rounded down."""
+
+
+def find_model(name: str) -> ModelSpec:
+    """The catalogue's model of that name. Raises InputError naming the nearest one and all that are known."""
+    if name in MODELS:
+        return MODELS[name]
+    raise _unknown(
+        "model",
+        name,
+        MODELS,
+        "Choose one of these, or give a folder that has the model's config.json.",
+    )
+
+
+def find_gpu(name: str) -> GpuSpec:
+    """The catalogue's GPU of that name. Raises InputError naming the nearest one and all that are known."""
+    if name in GPUS:
+        return GPUS[name]
+    raise _unknown("hardware.gpu", name, GPUS, "Choose one of these.")
+
+
+def _unknown(field: str, value: str, known: Iterable[str], fix: str) -> InputError:
+    names = sorted(known)
+    by_lower = {name.lower(): name for name in names} | {
+        name.rsplit("/", 1)[-1].lower(): name for name in names
+    }
+    near = difflib.get_close_matches(str(value).lower(), by_lower, n=1)
+    hint = f" (did you mean {by_lower[near[0]]!r}?)" if near else ""
+    return InputError(f"{field}: unknown value {value!r}{hint}. Known: {', '.join(names)}. {fix}")
+
+
+def check_tensor_parallel(model: ModelSpec, tensor_parallel_size: int) -> None:
+    """Raise InputError unless every GPU gets a whole number of heads and of MLP columns.
+
+    As in vLLM, key/value heads are copied where there are fewer of them than GPUs.
+    """
+    tp = tensor_parallel_size
+    field = f"hardware.tensor_parallel_size: {tp}"
+    if tp < 1:
+        raise InputError(f"{field} must be at least 1.")
+    for what, count in (
+        ("attention heads", model.heads),
+        ("MLP columns", model.intermediate),
+        ("vocabulary rows", model.vocab),
+    ):
+        if count % tp:
+            raise InputError(
+                f"{field} does not divide the {count} {what} of {model.name}. Choose a divisor."
+            )
+    if model.kv_heads % tp and tp % model.kv_heads:
+        raise InputError(
+            f"{field} neither divides nor is a multiple of the {model.kv_heads} key/value heads of {model.name}. "
+            "Choose one that is."
+        )
+
+
+_ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+)
+
+_NOT_MODELLED = {
+    "kv_lora_rank": "multi-head latent attention",
+    "num_experts": "a mixture of experts",
+    "num_local_experts": "a mixture of experts",
+    "n_routed_experts": "a mixture of experts",
+    "hybrid_override_pattern": "hybrid layers",
+    "layers_block_type": "hybrid layers",
+    "attn_layer_period": "hybrid layers",
+    "full_attention_interval": "hybrid layers",
+    "ssm_cfg": "state-space layers",
+    "state_size": "state-space layers",
+    "mamba_d_state": "state-space layers",
+    "mamba_num_heads": "state-space layers",
+    "text_config": "an encoder beside the language model",
+    "vision_config": "an encoder beside the language model",
+    "audio_config": "an encoder beside the language model",
+    "is_encoder_decoder": "an encoder-decoder",
+    "quantization_config": "weights stored quantised (give the unquantised model and set hardware.dtype)",
+}
+
+
+def parse_model(config: Any, name: str) -> ModelSpec:
+    """The shape in a Hugging Face config.json, already parsed; `name` (the folder) names the model in messages.
+
+    Raises InputError for missing or impossible fields, and by name for what is not modelled: mixtures of experts,
+    latent attention, sliding windows in use, hybrid and state-space layers, encoders, quantised checkpoints.
+    """
+    where = f"model: {name}/config.json"
+    if not isinstance(config, Mapping):
+        raise InputError(
+            f"{where}: holds no mapping but {type(config).__name__}. Give a model's config.json."
+        )
+    for key, what in _NOT_MODELLED.items():
+        if config.get(key):
+            raise InputError(
+                f"{where}: {key} means {what}, which is not modelled. Choose a dense decoder."
+            )
+    _check_windows(config, where)
+    architectures = config.get("architectures")
+    if (
+        not isinstance(architectures, list)
+        or len(architectures) != 1
+        or architectures[0] not in _ARCHITECTURES
+    ):
+        raise InputError(
+            f"{where}: architectures is {architectures!r}. Modelled are the dense decoders "
+            f"{', '.join(_ARCHITECTURES)}; choose a model with one of them."
+        )
+    architecture = architectures[0]
+
+    def count(key: str, default: int | None = None) -> int:
+        value = config.get(key)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            shown = "missing" if value is None else repr(value)
+            raise InputError(f"{where}: {key} is {shown}; it must be a whole number of at least 1.")
+        return value
+
+    def flag(key: str, default: bool) -> bool:
+        value = config.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise InputError(f"{where}: {key} is {value!r}; it must be true or false.")
+        return default if value is None else value
+
+    if flag("mlp_bias", False):
+        raise InputError(
+            f"{where}: mlp_bias is true, which is not modelled. Choose a model without it."
+        )
+    hidden, heads = count("hidden_size"), count("num_attention_heads")
+    kv_heads = count("num_key_value_heads", heads if architecture == "LlamaForCausalLM" else None)
+    if heads % kv_heads:
+        raise InputError(
+            f"{where}: num_key_value_heads ({kv_heads}) must divide num_attention_heads ({heads}). Correct the file."
+        )
+    if config.get("head_dim") is None and (hidden % heads or architecture == "Qwen3ForCausalLM"):
+        raise InputError(
+            f"{where}: head_dim is missing and does not follow from hidden_size. Add it."
+        )
+    return ModelSpec(
+        name=name,
+        layers=count("num_hidden_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=count("head_dim", hidden // heads),
+        intermediate=count("intermediate_size"),
+        vocab=count("vocab_size"),
+        max_position=count("max_position_embeddings"),
+        tie_embeddings=flag("tie_word_embeddings", False),
+        qk_norm=architecture == "Qwen3ForCausalLM",
+        qkv_bias=flag("attention_bias", architecture == "Qwen2ForCausalLM"),
+    )
+
+
+def _check_windows(config: Mapping[str, Any], where: str) -> None:
+    """Raise InputError if any layer attends to a window only."""
+    kinds = config.get("layer_types") or []
+    other = sorted({str(kind) for kind in kinds} - {"full_attention"})
+    if other:
+        raise InputError(
+            f"{where}: layer_types has {', '.join(other)}, which is not modelled. Choose a model with full attention."
+        )
+    window = config.get("sliding_window")
+    if window and not kinds and config.get("use_sliding_window", True):
+        raise InputError(
+            f"{where}: sliding_window is {window}, and windows are not modelled. Choose a model with full attention, "
+            "or set it to null if max_model_len stays within the window."
+        )
