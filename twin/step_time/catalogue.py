@@ -271,6 +271,8 @@ def parse_model(config: Any, name: str) -> ModelSpec:
 def _check_windows(config: Mapping[str, Any], where: str) -> None:
     """Raise InputError if any layer attends to a window only."""
     kinds = config.get("layer_types") or []
+    if not isinstance(kinds, list):
+        raise InputError(f"{where}: layer_types is {kinds!r}; it must be a list.")
     other = sorted({str(kind) for kind in kinds} - {"full_attention"})
     if other:
         raise InputError(
