@@ -116,13 +116,12 @@ def test_explain_shows_terms_that_add_up():
         assert part in text
 
 
-@pytest.mark.parametrize(("model", "gpu"), [(LLAMA_70B, "H100"), (LLAMA_8B, "L4")])
-def test_what_does_not_fit_is_refused_with_the_arithmetic(model, gpu):
-    changes = {"max_num_batched_tokens": 16384} if gpu == "L4" else {}
-    if gpu == "L4":
-        changes["gpu_memory_utilization"] = 0.7
+@pytest.mark.parametrize(
+    ("model", "gpu", "utilization"), [(LLAMA_70B, "H100", 0.9), (LLAMA_8B, "L4", 0.7)]
+)
+def test_what_does_not_fit_is_refused_with_the_arithmetic(model, gpu, utilization):
     with pytest.raises(InputError) as error:
-        plan(model, gpu, **changes)
+        plan(model, gpu, gpu_memory_utilization=utilization)
     for part in (
         model.name,
         gpu,
