@@ -8,7 +8,9 @@ from typing import Any
 from tests.parity.twin_host import TwinHost
 from tests.parity.vllm_host import VllmHost, make_scheduler
 from tests.parity.workload import Ask, Workload
+from real.scheduler import make_scheduler as make_policy_scheduler
 from twin.engine.core import EngineCore
+from twin.scheduling import Job, Policy, policy_config
 
 MAX_STEPS = 20_000
 
@@ -19,6 +21,9 @@ class Difference(AssertionError):
 
 def _compare(what: str, where: str, ours: Any, theirs: Any) -> None:
     if ours != theirs:
+        if isinstance(ours, dict) and isinstance(theirs, dict) and ours.keys() == theirs.keys():
+            for key in ours:
+                _compare(f"{what}.{key}", where, ours[key], theirs[key])
         raise Difference(f"{where}: {what} differs\n  ours   {ours}\n  vLLM's {theirs}")
 
 
@@ -133,4 +138,73 @@ def run_stock(workload: Workload, core: EngineCore | None = None) -> Counter[str
 
     counts = Lockstep(workload, twin, vllm, add, lambda now: math.inf).run()
     counts["hit tokens"] += twin.core.prefix_hit_tokens
+    return counts
+
+
+def make_job(ask: Ask) -> Job:
+    """The job both hosts make of a request."""
+
+    def after(timeout: float | None) -> float | None:
+        return None if timeout is None else ask.arrival + timeout
+
+    return Job(
+        ask.rid,
+        ask.arrival,
+        ask.prompt_tokens,
+        ask.max_tokens,
+        ask.tier,
+        ask.tenant,
+        after(ask.ttft_timeout),
+        after(ask.total_timeout),
+    )
+
+
+def run_policy(workload: Workload, core: EngineCore | None = None) -> Counter[str]:
+    """One workload with the same policy in vLLM, through the adapter that is deployed, and in ours."""
+    config = workload.config
+    policy = Policy(policy_config(workload.policy), config.max_model_len)
+    twin = TwinHost(core or EngineCore(config, policy), config)
+    scheduler = make_scheduler(
+        config, make_policy_scheduler, {"twin": {"policy": workload.policy}}
+    )
+    vllm = VllmHost(scheduler, config)
+    scheduler.arrival_of = lambda request: request.arrival_time
+
+    def add(ask: Ask, now: float) -> None:
+        twin.add(ask, now, make_job(ask))
+        extra = {"tier": ask.tier, "tenant": ask.tenant}
+        if ask.ttft_timeout is not None:
+            extra["ttft_s"] = ask.ttft_timeout
+        if ask.total_timeout is not None:
+            extra["total_s"] = ask.total_timeout
+        vllm.add(ask, extra)
+
+    lockstep: Lockstep
+
+    def check(where: str) -> None:
+        if scheduler.policy_errors:
+            raise Difference(f"{where}: the policy raised inside vLLM")
+        _compare("policy", where, policy.stats(), scheduler.policy.stats())
+        for ask in workload.asks:
+            ours, theirs = policy.state_of(ask.rid), scheduler.policy.state_of(ask.rid)
+            _compare(f"state of {ask.rid}", where, ours, theirs)
+
+    def clock(now: float) -> None:
+        scheduler.clock = lambda: now
+
+    def next_wake(now: float) -> float:
+        wake = policy.next_wake(now)
+        _compare("next_wake", f"t={now}", wake, scheduler.policy.next_wake(now))
+        return wake
+
+    lockstep = Lockstep(workload, twin, vllm, add, next_wake, check, clock)
+    counts = lockstep.run()
+    counts["fall-backs"] += scheduler.policy_errors
+    for tier in policy.stats()["tiers"].values():
+        for reason, number in tier["releases"].items():
+            counts[f"release by {reason}"] += number
+        for name in ("promotions", "cap_stops", "undone_starts"):
+            counts[name.replace("_", " ")] += tier[name]
+        for name, number in tier["ended"].items():
+            counts["gone: " + name] += number
     return counts

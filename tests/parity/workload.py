@@ -4,6 +4,7 @@ import random
 from dataclasses import dataclass, field, replace
 
 from twin.engine.config import EngineConfig
+from twin.scheduling import PRESETS
 
 GRID = 0.25
 """Instants of a coarse workload are multiples of this, so that arrivals, step ends and timers tie (seconds)."""
@@ -152,3 +153,55 @@ def stock_workload(seed: int, version: str = "0.32.0") -> Workload:
     config = replace(config, scheduling_policy=rng.choice(("fcfs", "priority")))
     asks = random_asks(rng, config, rng.choice((3, 8, 20, 40)))
     return Workload(seed, config, asks, random_durations(rng))
+
+
+def policy_workload(seed: int, preset: str, version: str = "0.32.0") -> Workload:
+    """A workload for the shared policy: a preset with numbers small enough that all its rules are met."""
+    rng = random.Random(f"{seed}/{preset}")
+    config = random_config(rng, version)
+    asks = random_asks(rng, config, rng.choice((4, 10, 25, 50)))
+    tenants = ("a", "b", "c")
+    urgent = rng.random()
+    asks = tuple(
+        replace(
+            ask,
+            tier=rng.choices(("ONLINE", "BATCH", "OFFLINE"), (0.2 + urgent, 0.5, 0.5))[0],
+            tenant=rng.choice(tenants),
+            ttft_timeout=rng.choice((GRID, 1.0, 3.0)) if rng.random() < 0.12 else None,
+            total_timeout=rng.choice((0.5, 2.0, 6.0)) if rng.random() < 0.12 else None,
+        )
+        for ask in asks
+    )
+    return Workload(seed, config, asks, random_durations(rng), _small_policy(rng, preset, config))
+
+
+def _small_policy(rng: random.Random, preset: str, config: EngineConfig) -> dict[str, object]:
+    """The preset with waits, batches and ages scaled to workloads of a few seconds and a few tokens."""
+    data = PRESETS[preset].to_dict()
+    data["initial"] = rng.choice((1, 4, config.max_model_len // 2))
+    data["window"] = rng.choice((2, 8, 512))
+    data["estimator"] = rng.choice(("quantile", "quantile", "declared"))
+    if preset == "fair":
+        data["weights"] = {"a": 1, "b": rng.choice((1, 2, 3))}
+    bound = config.max_model_len
+    for tier in data["tiers"]:
+        if tier["max_wait"] is not None:
+            tier["max_wait"] = GRID * rng.choice((1, 2, 4, 8))
+            tier["adaptive"] = rng.choice(("none", "pressure", "fill"))
+        if tier["batch_tokens"] is not None:
+            tier["batch_size"] = rng.choice((1, 2, 3, 5))
+            tier["batch_tokens"] = rng.choice((bound // 2, bound, 3 * bound))
+        if tier["groups"]:
+            tier["groups"] = [[max(1, bound // 4), 3], [max(2, bound // 2), 2], [bound, 1 + rng.randrange(2)]]
+            tier["mix"] = rng.choice((2, 4, 12))
+        if tier["promote_after"] is not None:
+            tier["promote_after"] = (tier["max_wait"] or GRID) * rng.choice((1, 2, 5))
+        if tier["ttft_target"] is not None:
+            tier["ttft_target"] = rng.choice((0.5, 1.0, 5.0))
+        if rng.random() < 0.2:
+            tier["max_running"] = rng.choice((1, 2, 4))
+        if rng.random() < 0.2:
+            tier["max_running_tokens"] = rng.choice((bound // 2, bound, 2 * bound))
+        if tier["rank"] is None and rng.random() < 0.3:
+            tier["victims"] = rng.choice(("newest", "largest"))
+    return data

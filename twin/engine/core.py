@@ -77,10 +77,12 @@ class EngineCore:
         self.requests: dict[Hashable, EngineRequest] = {}
         self.running_requests: list[EngineRequest] = []
         self._by_priority = policy is None and config.scheduling_policy == "priority"
-        self._policy_queue = PolicyQueue(policy) if policy is not None else None
-        self.waiting: WaitingQueue = (
-            self._policy_queue or (PriorityQueue() if self._by_priority else FcfsQueue())
-        )
+        self._policy_queue = None if policy is None else PolicyQueue(policy)
+        self.waiting: WaitingQueue
+        if self._policy_queue is not None:
+            self.waiting = self._policy_queue
+        else:
+            self.waiting = PriorityQueue() if self._by_priority else FcfsQueue()
         self._sorted = True  # running_requests is in run_key order
         self._limit = 0  # tokens one request may compute in the current step; 0 = no limit
         self.prefix_query_tokens = 0
