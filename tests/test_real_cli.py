@@ -38,6 +38,15 @@ def test_every_name_imported_from_vllm_is_on_the_list():
                 assert {alias.name for alias in node.names} <= listed, path
 
 
+def test_every_attribute_the_plug_in_asks_for_is_on_the_list():
+    for node in ast.parse((ROOT / "real/scheduler.py").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SCHEDULER_NAMES":
+            wanted = ast.literal_eval(node.value)
+            break
+    scheduler = "vllm.v1.core.sched.scheduler:Scheduler."
+    assert {scheduler + name for name in wanted} <= set(VLLM_NAMES)
+
+
 def test_check_without_vllm_says_so():
     blocked = "import sys; sys.modules['vllm'] = None; from real.cli import main; main()"
     run = subprocess.run(
