@@ -22,6 +22,7 @@ class Step:
 
     __slots__ = (
         "aborted",
+        "admitted",
         "decode_context",
         "num_decodes",
         "num_tokens",
@@ -35,6 +36,8 @@ class Step:
     def __init__(self) -> None:
         self.scheduled: dict[EngineRequest, int] = {}
         """Request -> tokens it computes in this step."""
+        self.admitted: list[EngineRequest] = []
+        """Requests that were waiting before."""
         self.preempted: list[EngineRequest] = []
         """Victims of the running loop: blocks had run out."""
         self.planned_preempted: list[EngineRequest] = []
@@ -272,6 +275,7 @@ class EngineCore:
             need = self._blocks_missing(request, num_hit + num_new)
             self._allocate(request, need, num_hit + num_new)
             step.scheduled[request] = num_new
+            step.admitted.append(request)
             budget -= num_new
         if aside:
             waiting.undo(aside, now)

@@ -35,7 +35,7 @@ class RequestRecord:
     """Prompt tokens found in the prefix cache at first admission."""
     prefix_query_tokens: int = 0
     """Prompt tokens looked up in the prefix cache at first admission."""
-    itl_ps: array[int] = field(default_factory=lambda: array("q"))
+    itl_ps: "array[int]" = field(default_factory=lambda: array("q"))
     """Gaps between consecutive tokens, in order."""
     attempts: int = 1
     """1 + retries of the client."""

@@ -1,0 +1,82 @@
+"""A request at a replica as its client lives through it: tokens as they come, patience as it runs out."""
+
+from array import array
+
+from twin.engine.request import EngineRequest
+from twin.metrics.records import RequestRecord
+from twin.workload.request import Request
+
+
+class Life:
+    """Instants of one request, in picoseconds, until its record is written."""
+
+    __slots__ = (
+        "deadline_ps",
+        "engine",
+        "first_scheduled_ps",
+        "first_token_ps",
+        "itl_ps",
+        "last_token_ps",
+        "request",
+        "ttft_deadline_ps",
+    )
+
+    def __init__(self, request: Request, engine: EngineRequest) -> None:
+        self.request = request
+        self.engine = engine
+        self.first_scheduled_ps: int | None = None
+        self.first_token_ps: int | None = None
+        self.last_token_ps = 0
+        self.itl_ps = array("q")
+        arrival, ttft, total = request.arrival_ps, request.ttft_timeout_ps, request.total_timeout_ps
+        self.ttft_deadline_ps = None if ttft is None else arrival + ttft
+        self.deadline_ps = None if total is None else arrival + total
+
+    def token(self, now_ps: int) -> None:
+        """A token comes."""
+        if self.first_token_ps is None:
+            self.first_token_ps = now_ps
+        else:
+            self.itl_ps.append(now_ps - self.last_token_ps)
+        self.last_token_ps = now_ps
+
+    def left(self, now_ps: int) -> tuple[int, str] | None:
+        """When and why the client gave up, if it has by `now_ps`; a token in the very instant still counts."""
+        ends = []
+        first, limit = self.first_token_ps, self.ttft_deadline_ps
+        if limit is not None and limit <= now_ps and (first is None or first > limit):
+            ends.append((limit, "timeout:ttft"))
+        if self.deadline_ps is not None and self.deadline_ps < now_ps:
+            ends.append((self.deadline_ps, "timeout:total"))
+        return min(ends, default=None)
+
+    def record(self, replica: int, finish_ps: int | None, outcome: str, reason: str) -> RequestRecord:
+        """What is kept. Tokens that came after the client had left were not delivered."""
+        gaps, first, last = self.itl_ps, self.first_token_ps, self.last_token_ps
+        if finish_ps is not None and first is not None:
+            while gaps and last > finish_ps:
+                last -= gaps.pop()
+            if last > finish_ps:
+                first = None
+        request, engine = self.request, self.engine
+        return RequestRecord(
+            index=request.index,
+            tier=request.tier,
+            tenant=request.tenant,
+            session=request.session,
+            stream=request.stream,
+            replica=replica,
+            arrival_ps=request.arrival_ps,
+            first_scheduled_ps=self.first_scheduled_ps,
+            first_token_ps=first,
+            finish_ps=finish_ps,
+            prompt_tokens=request.prompt_tokens,
+            output_tokens=0 if first is None else len(gaps) + 1,
+            outcome=outcome,
+            reason=reason,
+            preemptions=engine.num_preemptions,
+            recomputed_tokens=engine.recomputed_tokens,
+            prefix_hit_tokens=engine.prefix_hit_tokens or 0,
+            prefix_query_tokens=0 if engine.prefix_hit_tokens is None else request.prompt_tokens,
+            itl_ps=gaps,
+        )

@@ -1,0 +1,319 @@
+"""One vLLM replica in virtual time: the engine loop as a SimPy process.
+
+The loop is vLLM's: take in what has arrived, plan until the pipeline is full, wait for the oldest step, take in its
+results. With async scheduling the pipeline holds two steps, so a step is planned when the one before it starts.
+Clients that leave are noticed where vLLM notices them: before a step's results are taken in and before the next plan.
+"""
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable, Generator, Hashable, Mapping
+from functools import partial
+from dataclasses import dataclass
+from typing import Any
+
+import simpy
+
+from twin.clock import ceil_ps, to_seconds
+from twin.engine.blocks import BlockKeys
+from twin.engine.config import EngineConfig
+from twin.engine.core import EngineCore, Output, Step
+from twin.engine.life import Life
+from twin.engine.request import EngineRequest
+from twin.metrics.records import RequestRecord
+from twin.scheduling import Job, Policy, PolicyConfig
+from twin.step_time.model import StepTime
+from twin.workload.request import Request
+
+MAX_IDLE_PLANS = 10_000
+"""Plans without work at one instant before the run is declared stuck."""
+
+
+class Stuck(RuntimeError):
+    """No progress is possible: names who waits and who holds what."""
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """What one engine did. Token counts are sums over steps; shares are of all usable KV, weighted by time."""
+
+    steps: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    prefix_query_tokens: int = 0
+    scheduled_tokens: int = 0
+    padded_tokens: int = 0
+    """Tokens computed only to reach a captured CUDA-graph size."""
+    busy_ps: int = 0
+    kv_used: float = 0.0
+    """Integral of the share of blocks in use over busy_ps."""
+    kv_wasted: float = 0.0
+    """Integral of the share of token slots that are held but empty (last pages) over busy_ps."""
+
+    @property
+    def kv_usage_mean(self) -> float:
+        """Mean share of KV blocks in use while the engine was busy."""
+        return self.kv_used / self.busy_ps if self.busy_ps else 0.0
+
+    @property
+    def kv_waste_mean(self) -> float:
+        """Mean share of KV token slots held but empty while the engine was busy."""
+        return self.kv_wasted / self.busy_ps if self.busy_ps else 0.0
+
+
+class Replica:
+    """Serves the requests submitted to it; hands a record to `on_record` for each one that ends.
+
+    `policy_config` None is vLLM without a policy of ours; `priorities` (tier -> number, smaller first) then says what
+    its `policy=priority` sorts by.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        config: EngineConfig,
+        step_time: StepTime,
+        policy_config: PolicyConfig | None,
+        on_record: Callable[[RequestRecord], None],
+        index: int = 0,
+        priorities: Mapping[str, int] | None = None,
+    ) -> None:
+        self.index = index
+        self._env = env
+        self._config = config
+        self._step_time = step_time
+        self._on_record = on_record
+        self._priorities = priorities or {}
+        self._lives: dict[Hashable, Life] = {}
+        self.policy = (
+            None
+            if policy_config is None
+            else Policy(policy_config, config.max_model_len, self._true_output_tokens)
+        )
+        self._core = EngineCore(config, self.policy)
+        self._inbox: list[Request] = []
+        self._leaving: list[tuple[int, int]] = []  # (instant, request) of clients' deadlines
+        self._alarm: simpy.Event | None = None
+        self._stats = EngineStats()
+        env.process(self._run())
+
+    # --- what others see ------------------------------------------------------------------
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait, held ones and those not taken in yet included."""
+        return len(self._core.waiting) + len(self._inbox)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that run."""
+        return len(self._core.running_requests)
+
+    @property
+    def num_inflight(self) -> int:
+        """Requests submitted and not ended."""
+        return len(self._lives)
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the usable KV blocks that is in use."""
+        return 1.0 - self._core.pool.num_free / self._core.pool.num_usable
+
+    @property
+    def stats(self) -> EngineStats:
+        """Counters up to now."""
+        core, stats = self._core, self._stats
+        stats.preemptions = core.num_preemptions
+        stats.recomputed_tokens = core.recomputed_tokens
+        stats.prefix_hit_tokens = core.prefix_hit_tokens
+        stats.prefix_query_tokens = core.prefix_query_tokens
+        return stats
+
+    def submit(self, request: Request) -> None:
+        """A request reaches the replica now. It must be able to run: prompt_tokens < max_model_len."""
+        config = self._config
+        room = config.max_model_len - request.prompt_tokens
+        limit = room if request.max_tokens is None else min(request.max_tokens, room)
+        keys = None
+        if config.enable_prefix_caching:
+            keys = BlockKeys(request.prompt, request.reply, config.block_size)
+        arrival = to_seconds(request.arrival_ps)
+        engine = EngineRequest(
+            request.index,
+            request.index,
+            arrival,
+            request.prompt_tokens,
+            limit,
+            request.output_tokens,
+            keys,
+            self._priorities.get(request.tier, 0),
+        )
+        life = Life(request, engine)
+        if self.policy is not None:
+            engine.job = Job(
+                rid=request.index,
+                arrival=arrival,
+                prompt_tokens=request.prompt_tokens,
+                max_tokens=limit,
+                tier=request.tier,
+                tenant=request.tenant,
+                ttft_deadline=_seconds(life.ttft_deadline_ps),
+                deadline=_seconds(life.deadline_ps),
+            )
+        else:
+            for deadline_ps in (life.ttft_deadline_ps, life.deadline_ps):
+                if deadline_ps is not None:
+                    heapq.heappush(self._leaving, (deadline_ps, request.index))
+        self._lives[request.index] = life
+        self._inbox.append(request)
+        self._wake_up()
+
+    def finish_run(self) -> None:
+        """The run is over: everything still inside is recorded as unfinished."""
+        for life in list(self._lives.values()):
+            self._write(life, None, "unfinished", "end_of_run")
+
+    def holders(self) -> str:
+        """Who waits and who holds how many KV blocks, for people."""
+        core = self._core
+        held = sorted(core.running_requests, key=lambda request: -len(request.blocks))[:5]
+        holding = ", ".join(f"request {r.rid}: {len(r.blocks)} blocks" for r in held) or "nobody"
+        return (
+            f"replica {self.index}: {self.num_running} running, {self.num_waiting} waiting, "
+            f"{core.pool.num_free} of {core.pool.num_usable} KV blocks free; holding: {holding}"
+        )
+
+    # --- the engine loop ------------------------------------------------------------------
+
+    def _run(self) -> Generator[simpy.Event, Any, None]:
+        env, core = self._env, self._core
+        depth = 2 if self._config.async_scheduling else 1
+        in_flight: deque[Step] = deque()
+        idle_plans = 0
+        while True:
+            self._take_in()
+            while len(in_flight) < depth and core.has_requests():
+                step = core.schedule(to_seconds(self._now_ps))
+                for request, reason in step.aborted:
+                    self._give_up(self._lives[request.rid], reason)
+                if not step.scheduled:
+                    break
+                in_flight.append(step)
+            if in_flight:
+                idle_plans = 0
+                step = in_flight.popleft()
+                duration_ps = self._begin(step)
+                yield env.timeout(duration_ps)
+                self._let_leave()
+                self._deliver(core.update(step, to_seconds(self._now_ps)))
+                continue
+            instant = self._now_ps
+            yield self._sleep()
+            idle_plans = idle_plans + 1 if self._now_ps == instant else 0
+            if idle_plans > MAX_IDLE_PLANS:
+                raise Stuck(f"no progress at {to_seconds(instant)} s; {self.holders()}")
+
+    def _take_in(self) -> None:
+        now = to_seconds(self._now_ps)
+        for request in self._inbox:
+            self._core.add(self._lives[request.index].engine, now)
+        self._inbox.clear()
+        self._let_leave()
+
+    def _begin(self, step: Step) -> int:
+        """The step starts; returns its duration in picoseconds."""
+        now_ps, stats, core = self._now_ps, self._stats, self._core
+        for request in step.admitted:
+            life = self._lives.get(request.rid)
+            if life is not None and life.first_scheduled_ps is None:
+                life.first_scheduled_ps = now_ps
+        duration_ps = self._step_time.step_ps(
+            step.num_tokens,
+            len(step.scheduled),
+            len(step.sampled),
+            step.prefill_pairs,
+            step.num_decodes,
+            step.decode_context,
+        )
+        size, usable = self._config.block_size, core.pool.num_usable
+        empty = sum(len(r.blocks) * size - r.num_computed_tokens for r in core.running_requests)
+        stats.steps += 1
+        stats.scheduled_tokens += step.num_tokens
+        stats.padded_tokens += self._step_time.padded_tokens(step.num_tokens) - step.num_tokens
+        stats.busy_ps += duration_ps
+        stats.kv_used += duration_ps * (1.0 - core.pool.num_free / usable)
+        stats.kv_wasted += duration_ps * (empty / (usable * size))
+        return duration_ps
+
+    def _deliver(self, outputs: list[Output]) -> None:
+        now_ps = self._now_ps
+        for output in outputs:
+            life = self._lives[output.request.rid]
+            life.token(now_ps)
+            if output.finish_reason is not None:
+                left = life.left(now_ps)
+                if left is None:
+                    self._write(life, now_ps, "completed", output.finish_reason)
+                else:
+                    self._write(life, left[0], "timed_out", left[1])
+
+    def _sleep(self) -> simpy.Event:
+        """Until a request arrives, the policy may change its mind, or a client leaves."""
+        env = self._env
+        self._alarm = env.event()
+        wake_ps: float = self._leaving[0][0] if self._leaving else math.inf
+        if self.policy is not None and self._core.has_requests():
+            wake = self.policy.next_wake(to_seconds(self._now_ps))
+            if wake < math.inf:
+                wake_ps = min(wake_ps, ceil_ps(wake))
+        if wake_ps < math.inf:
+            timer: simpy.Event = env.timeout(max(0, int(wake_ps) - self._now_ps))
+            assert timer.callbacks is not None
+            timer.callbacks.append(partial(self._ring, self._alarm))
+        return self._alarm
+
+    @property
+    def _now_ps(self) -> int:
+        """SimPy calls its time a float; all our delays are ints."""
+        return self._env.now  # type: ignore[return-value]
+
+    def _wake_up(self) -> None:
+        if self._alarm is not None:
+            self._ring(self._alarm)
+
+    def _ring(self, alarm: simpy.Event, timer: simpy.Event | None = None) -> None:
+        if alarm is self._alarm:
+            self._alarm = None
+            alarm.succeed()
+
+    # --- clients --------------------------------------------------------------------------
+
+    def _let_leave(self) -> None:
+        """Without a policy of ours, a passed deadline is a client that disconnects."""
+        now_ps = self._now_ps
+        while self._leaving and self._leaving[0][0] <= now_ps:
+            _, index = heapq.heappop(self._leaving)
+            life = self._lives.get(index)
+            left = None if life is None else life.left(now_ps + 1)
+            if life is not None and left is not None:
+                self._core.abort(life.engine, to_seconds(now_ps), left[1])
+                self._write(life, left[0], "timed_out", left[1])
+
+    def _give_up(self, life: Life, reason: str) -> None:
+        """The policy has aborted the request because a deadline has passed."""
+        left = life.left(self._now_ps + 1)
+        finish_ps, reason = left if left is not None else (self._now_ps, reason)
+        self._write(life, finish_ps, "timed_out", reason)
+
+    def _write(self, life: Life, finish_ps: int | None, outcome: str, reason: str) -> None:
+        del self._lives[life.request.index]
+        self._on_record(life.record(self.index, finish_ps, outcome, reason))
+
+    def _true_output_tokens(self, index: Any) -> int:
+        return self._lives[index].request.output_tokens
+
+
+def _seconds(ps: int | None) -> float | None:
+    return None if ps is None else to_seconds(ps)
