@@ -41,6 +41,7 @@ SUMMARY = {
     "simulated_s": 3512.22,
     "warmup_s": 0.0,
     "interrupted": False,
+    "oracle": False,
     "client_timeouts": [],
     "totals": {
         "offered": 300, "completed": 240, "refused": 9, "timed_out": 36, "aborted": 0,
@@ -55,14 +56,19 @@ SUMMARY = {
         "BATCH": {"e2e_p99": judged(60.0, None, None)},
     },
     "refused": [
-        {"index": 12 + i, "tier": "ONLINE", "prompt_tokens": 9001, "reason": "too_long"}
+        {
+            "index": 12 + i, "place": f"traffic.0, line {14 + i}", "tier": "ONLINE",
+            "prompt_tokens": 9001, "reason": "too_long",
+        }
         for i in range(9)
     ],
     "batching_wait_s": {},
+    "policy_stats": {},
+    "step_time": {"engine": "vLLM 0.19.0", "source": "op tables", "date": "2026-01-01"},
     "engine": {
         "steps": 123456, "preemptions": 12, "recomputed_tokens": 345,
         "prefix_hit_tokens": 374, "prefix_query_tokens": 1000, "kv_usage_mean": 0.43,
-        "kv_waste_mean": 0.0012,
+        "kv_waste_mean": 0.0012, "busy_share": 0.71,
     },
     "warnings": [],
     "wall_s": 2.31,
@@ -89,6 +95,7 @@ def test_every_line_fits_the_width_and_no_figure_is_cut():
     )
     assert "policy tiered (3f2ac1b09d), seed 1, simulated 3,512 s" in text
     assert "9 requests refused" in text
+    assert "request 12 (traffic.0, line 14): too_long, 9,001 prompt tokens" in text
     assert "and 4 more" in text
     assert "8,383 requests/s, 119 ms per 1,000" in text
 
@@ -152,7 +159,27 @@ def test_the_batching_wait_is_named_where_a_policy_batches():
     text = render(changed(batching_wait_s={"ONLINE": 0.01, "OFFLINE": 0.2}))
     assert "ONLINE 10 ms, OFFLINE 200 ms" in text
     assert "vllm-fcfs" in text
-    assert "batch them" not in render(SUMMARY)
+    assert "held for a batch" not in render(SUMMARY)
+
+
+def test_what_the_policy_did_is_shown_by_tier():
+    did = {
+        "releases": {"size": 40, "time": 2}, "batch_size_mean": 7.25,
+        "batching_wait_mean_s": 0.0042, "promotions": 3, "planned_preemptions": 5,
+        "reactive_preemptions": 1, "estimate_mae_tokens": 101.4,
+    }  # fmt: skip
+    unused = dict.fromkeys(did) | {
+        "releases": {}, "promotions": 0, "planned_preemptions": 0, "reactive_preemptions": 0,
+    }  # fmt: skip
+    text = render(changed(policy_stats={"BATCH": did, "*": unused}))
+    policy = text.split("Policy")[1]
+    assert line_of(policy, "BATCH").split() == "BATCH 42 7.25 4.20 ms 3 5 1 +-101 tok".split()
+    assert line_of(policy, "all").split() == "all 0 - - 0 0 0 -".split()
+    assert "Policy" not in render(SUMMARY)
+
+
+def test_an_oracle_is_marked():
+    assert "told the true output lengths" in render(changed(oracle=True))
 
 
 def test_plain_text_has_no_escape_codes_and_colour_has():

@@ -27,7 +27,8 @@ def render(summary: Mapping[str, Any], color: bool = False) -> str:
         [_requests(summary)],
         [_latencies(summary)],
         [_objectives(summary)],
-        [*_refused(summary), *_policy(summary)],
+        _policy(summary),
+        _refused(summary),
         [*_engine(summary), *_warnings(summary), _speed(summary)],
     ]
     return "\n".join(to_text(block, color) for block in blocks if block)
@@ -126,6 +127,10 @@ def _header(summary: Mapping[str, Any]) -> list[RenderableType]:
                 "but not measured."
             )
         )
+    if summary["oracle"]:
+        lines.append(
+            Text("The policy is told the true output lengths (estimator oracle).", "yellow")
+        )
     for timeouts in summary["client_timeouts"]:
         lines.append(Text(_timeouts(timeouts)))
     return lines
@@ -204,9 +209,10 @@ def _refused(summary: Mapping[str, Any]) -> list[RenderableType]:
         return []
     lines = [f"{plural(refused, 'request')} refused:"]
     for row in summary["refused"][:LISTED]:
+        place = f" ({row['place']})" if row["place"] else ""
         lines.append(
-            f"  request {row['index']} ({row['tier']}, {count(row['prompt_tokens'])} prompt "
-            f"tokens): {row['reason']}"
+            f"  request {row['index']}{place}: {row['reason']}, "
+            f"{plural(row['prompt_tokens'], 'prompt token')}"
         )
     if refused > LISTED:
         lines.append(f"  and {count(refused - LISTED)} more")
@@ -214,31 +220,64 @@ def _refused(summary: Mapping[str, Any]) -> list[RenderableType]:
 
 
 def _policy(summary: Mapping[str, Any]) -> list[RenderableType]:
-    waits = summary["batching_wait_s"]
-    if not waits:
-        return []
-    named = ", ".join(f"{tier} {limit(wait)}" for tier, wait in waits.items())
-    return [
-        Text(
-            f"The policy holds requests to batch them, at most: {named}. At low load TTFT is "
-            "above vllm-fcfs by up to this wait plus one step."
+    parts: list[RenderableType] = []
+    if summary["policy_stats"]:
+        made = table(
+            "Policy",
+            "batches",
+            "jobs each",
+            "held",
+            "promoted",
+            "preempted",
+            "out of KV",
+            "estimate",
         )
-    ]
+        for tier, did in summary["policy_stats"].items():
+            made.add_row(
+                "all" if tier == "*" else tier,
+                count(sum(did["releases"].values())),
+                _mean(did["batch_size_mean"]),
+                duration(did["batching_wait_mean_s"]),
+                count(did["promotions"]),
+                count(did["planned_preemptions"]),
+                count(did["reactive_preemptions"]),
+                _error(did["estimate_mae_tokens"]),
+            )
+        parts.append(made)
+    waits = summary["batching_wait_s"]
+    if waits:
+        named = ", ".join(f"{tier} {limit(wait)}" for tier, wait in waits.items())
+        parts.append(
+            Text(
+                f"Requests are held for a batch up to {named}. At low load TTFT lies above "
+                "vllm-fcfs by at most this wait plus one step."
+            )
+        )
+    return parts
+
+
+def _mean(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.3g}" if value < 1000 else count(value)
+
+
+def _error(tokens: float | None) -> str:
+    return "-" if tokens is None else f"+-{count(tokens)} tok"
 
 
 def _engine(summary: Mapping[str, Any]) -> list[RenderableType]:
-    engine = summary["engine"]
+    engine, origin = summary["engine"], summary["step_time"]
     queried = engine["prefix_query_tokens"]
     hits = share(engine["prefix_hit_tokens"] / queried) if queried else "none"
     return [
         Text(
-            f"Engine: {plural(engine['steps'], 'step')}, "
+            f"Engine: {plural(engine['steps'], 'step')}, busy {share(engine['busy_share'])}, "
             f"{plural(engine['preemptions'], 'preemption')}, "
             f"{plural(engine['recomputed_tokens'], 'token')} recomputed, "
             f"prefix hits {hits} of {count(queried)} tokens, "
-            f"KV {share(engine['kv_usage_mean'])} used, "
-            f"{share(engine['kv_waste_mean'])} wasted in last pages."
-        )
+            f"KV {share(engine['kv_usage_mean'])} used while busy, "
+            f"{share(engine['kv_waste_mean'])} empty in last pages."
+        ),
+        Text(f"Step times: {origin['engine']}, {origin['source']}, {origin['date']}."),
     ]
 
 

@@ -1,0 +1,148 @@
+"""The summary of a run as one JSON object: what `twin run --json` prints and the tables are made from.
+
+docs/metrics.md defines the figures. Apart from wall_s and requests_per_wall_s, the same scenario and
+seed give the same bytes.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from twin.clock import to_seconds
+from twin.metrics.policy_statistics import merge_policy_stats
+from twin.metrics.summary import LATENCIES, TierSummary, summarize_tiers, total_counts
+from twin.simulation import Result
+
+REFUSED_LISTED = 20
+"""Refused requests that are named one by one; totals.refused counts all."""
+
+
+def summarize(result: Result) -> dict[str, Any]:
+    """Everything a run says, as plain data. Times are seconds."""
+    scenario = result.scenario
+    tiers = summarize_tiers(
+        result.records,
+        objectives=scenario.objectives,
+        warmup_ps=scenario.run.warmup_ps,
+        end_ps=result.simulated_ps,
+        order=scenario.tiers,
+    )
+    totals = total_counts(tiers.values())
+    wall = result.wall_s
+    return {
+        "scenario": scenario.name,
+        "model": scenario.model.name,
+        "gpu": scenario.hardware.gpu.name,
+        "tensor_parallel_size": scenario.hardware.tensor_parallel_size,
+        "replicas": scenario.cluster.replicas,
+        "router": scenario.cluster.router,
+        "engine_version": scenario.engine.version,
+        "policy": scenario.policy_name,
+        "policy_fingerprint": scenario.policy_fingerprint,
+        "oracle": scenario.policy is not None and scenario.policy.estimator == "oracle",
+        "batching_wait_s": _batching_waits(result),
+        "client_timeouts": list(_client_timeouts(result)),
+        "seed": scenario.run.seed,
+        "warmup_s": to_seconds(scenario.run.warmup_ps),
+        "interrupted": result.interrupted,
+        "simulated_s": to_seconds(result.simulated_ps),
+        "totals": totals.to_dict(),
+        "attempts": totals.attempts,
+        "refused": _refused(result),
+        "tiers": {name: _tier(tier) for name, tier in tiers.items()},
+        "objectives": {
+            name: {objective: found.to_dict() for objective, found in tier.objectives.items()}
+            for name, tier in tiers.items()
+            if tier.objectives
+        },
+        "engine": _engine(result),
+        "policy_stats": merge_policy_stats(result.policies),
+        "step_time": _step_time(result),
+        "warnings": list(dict.fromkeys(result.warnings)),
+        "events": result.events,
+        "wall_s": wall,
+        "requests_per_wall_s": totals.offered / wall if wall > 0 else None,
+    }
+
+
+def to_json(summary: dict[str, Any]) -> str:
+    """The summary as text that ends in a newline. Raises ValueError for NaN, which JSON does not have."""
+    return json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def objectives_missed(summary: dict[str, Any]) -> bool:
+    """Whether any objective was judged and not met."""
+    tiers = summary["objectives"].values()
+    return any(found["met"] is False for tier in tiers for found in tier.values())
+
+
+def _tier(tier: TierSummary) -> dict[str, Any]:
+    return {
+        **tier.counts.to_dict(),
+        "attempts": tier.counts.attempts,
+        "measured": tier.measured,
+        "good": tier.good,
+        **{f"{name}_s": tier.latency[name].to_dict() for name in LATENCIES},
+        "samples": {name: tier.latency[name].count for name in LATENCIES},
+        "goodput_rps": tier.goodput_rps,
+        "attainment": tier.attainment,
+    }
+
+
+def _engine(result: Result) -> dict[str, Any]:
+    counts = (
+        "steps", "preemptions", "recomputed_tokens", "prefix_hit_tokens", "prefix_query_tokens",
+        "scheduled_tokens", "padded_tokens",
+    )  # fmt: skip
+    engines = result.engines
+    busy_ps = sum(engine.busy_ps for engine in engines)
+    capacity_ps = len(engines) * result.simulated_ps
+    return {name: sum(getattr(engine, name) for engine in engines) for name in counts} | {
+        "kv_usage_mean": sum(engine.kv_used for engine in engines) / busy_ps if busy_ps else 0.0,
+        "kv_waste_mean": sum(engine.kv_wasted for engine in engines) / busy_ps if busy_ps else 0.0,
+        "busy_share": busy_ps / capacity_ps if capacity_ps else 0.0,
+    }
+
+
+def _refused(result: Result) -> list[dict[str, Any]]:
+    rows = sorted((r for r in result.records if r.outcome == "refused"), key=lambda r: r.index)
+    return [
+        {
+            "index": record.index,
+            "place": result.places.get(record.index),
+            "tier": record.tier,
+            "prompt_tokens": record.prompt_tokens,
+            "reason": record.reason,
+        }
+        for record in rows[:REFUSED_LISTED]
+    ]
+
+
+def _batching_waits(result: Result) -> dict[str, float]:
+    """Tier -> the longest a request of it is held for a batch; tiers that hold nothing are left out."""
+    policy = result.scenario.policy
+    if policy is None:
+        return {}
+    return {t.name: float(t.max_wait) for t in policy.tiers if t.holds and t.max_wait is not None}
+
+
+def _client_timeouts(result: Result) -> Iterator[dict[str, Any]]:
+    for number, stream in enumerate(result.scenario.traffic):
+        ttft_ps, total_ps = stream.clients.ttft_timeout_ps, stream.clients.total_timeout_ps
+        if ttft_ps is not None or total_ps is not None:
+            yield {
+                "stream": number,
+                "ttft_s": None if ttft_ps is None else to_seconds(ttft_ps),
+                "total_s": None if total_ps is None else to_seconds(total_ps),
+            }
+
+
+def _step_time(result: Result) -> dict[str, Any]:
+    """Where the step times come from, and how well they fit what was measured."""
+    origin = result.scenario.hardware.profile.provenance
+    return {
+        "engine": origin.engine,
+        "source": origin.source,
+        "date": origin.date,
+        "fit_error": dict(origin.fit_error),
+    }
