@@ -173,8 +173,8 @@ def test_what_the_policy_did_is_shown_by_tier():
     }  # fmt: skip
     text = render(changed(policy_stats={"BATCH": did, "*": unused}))
     policy = text.split("Policy")[1]
-    assert line_of(policy, "BATCH").split() == "BATCH 42 7.25 4.20 ms 3 5 1 +-101 tok".split()
-    assert line_of(policy, "all").split() == "all 0 - - 0 0 0 -".split()
+    assert " ".join(line_of(policy, "BATCH").split()) == "BATCH 42 7.25 4.20 ms 3 5 1 +-101 tok"
+    assert " ".join(line_of(policy, "all").split()) == "all 0 - - 0 0 0 -"
     assert "Policy" not in render(SUMMARY)
 
 

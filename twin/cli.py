@@ -1,0 +1,189 @@
+"""The command `twin`: what a person types, and what comes back.
+
+Exit status: 0 done, 1 an objective was missed (`--check`), 2 bad input, 130 interrupted. Results go to stdout, progress
+and complaints to stderr.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from twin.errors import InputError
+
+MISSED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+BROKEN_PIPE = 141
+"""What a shell reports of a program that wrote to a closed pipe."""
+
+app = typer.Typer(
+    name="twin", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if not wanted:
+        return
+    try:
+        _write(f"{installed_version('vllm-twin')}\n")
+    except PackageNotFoundError:
+        _write("vllm-twin runs from its sources, not installed\n")
+    raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """A digital twin of LLM serving with vLLM: what if, in seconds, without a GPU."""
+
+
+@app.command()
+def run(
+    scenario: Annotated[Path, typer.Argument(help="Scenario file (YAML).", show_default=False)],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a value of the scenario, e.g. policy=vllm-fcfs or traffic.0.speedup=3. "
+            "May be repeated.",
+        ),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Replaces run.seed.", show_default=False)] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of tables.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit with 1 if an objective is missed.")
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Stop at a request that can never run.")
+    ] = False,
+    records: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write every request to a .csv or .jsonl file."),
+    ] = None,
+) -> None:
+    """Simulate a scenario and say how it went."""
+    with _errors():
+        # Only this command needs them, and they take longer to load than the rest takes to run.
+        from twin.report.json_summary import objectives_missed, summarize, to_json
+        from twin.report.records_file import check_path, write_records
+        from twin.report.tables import render
+        from twin.simulation import load_scenario, simulate
+
+        if records is not None:
+            check_path(records)
+        loaded = load_scenario(scenario, overrides or (), seed)
+        with _progress() as progress:
+            result = simulate(loaded, progress=progress, strict=strict)
+        summary = summarize(result)
+        if records is not None:
+            write_records(records, result.records)
+        if as_json:
+            for warning in summary["warnings"]:
+                _complain(f"warning: {warning}")
+            _write(to_json(summary))
+        else:
+            _write(render(summary, color=_wants_color()))
+        if result.interrupted:
+            raise typer.Exit(INTERRUPTED)
+        if check and objectives_missed(summary):
+            raise typer.Exit(MISSED)
+
+
+@app.command()
+def presets(
+    as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
+) -> None:
+    """List the policies that a scenario can name, with their numbers."""
+    with _errors():
+        import json
+
+        from twin.report.presets import presets_as_data, render_presets
+
+        if as_json:
+            _write(json.dumps(presets_as_data(), indent=2) + "\n")
+        else:
+            _write(render_presets(color=_wants_color()))
+
+
+def main() -> None:
+    """Entry point of `twin` and `python -m twin`."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that lacks a character shows "?" instead of ending a run with a traceback.
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    try:
+        app(prog_name="twin")
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Mistakes of the user become one message and status 2, Ctrl-C becomes 130."""
+    try:
+        yield
+    except InputError as error:
+        _complain(f"error: {error}")
+        raise typer.Exit(BAD_INPUT) from None
+    except KeyboardInterrupt:
+        _complain("interrupted")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    """What `simulate` reports progress to: a bar on stderr if that is a terminal, else None."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    bar = Progress(
+        BarColumn(),
+        TextColumn("{task.fields[ended]} requests, {task.fields[at]} simulated"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task("", total=None, ended="0", at="0 s")
+
+        def update(ended: int, expected: int | None, now_ps: int) -> None:
+            of = "" if expected is None else f" of {expected:,}"
+            at = f"{now_ps / 1e12:,.1f} s"
+            bar.update(task, completed=ended, total=expected, ended=f"{ended:,}{of}", at=at)
+
+        yield update
+
+
+def _wants_color() -> bool:
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+
+def _complain(message: str) -> None:
+    sys.stderr.write(f"{message}\n")
+
+
+def _write(text: str) -> None:
+    """Write to stdout; a reader that has gone (`twin run ... | head`) ends the command quietly."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter flushes once more on leaving; that must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(BROKEN_PIPE) from None
