@@ -1,0 +1,281 @@
+"""What is simulated: a scenario file, checked to the last key, as plain objects that the rest uses.
+
+`load_scenario` reads the file and everything it points to: the catalogue's model and GPU, the step-time profile, the
+first rows of the traces. Whatever cannot be right is refused here, with the place, the value, the bound and a way out.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from twin import scenario_build as build
+from twin import scenario_schema as schema
+from twin.clock import to_ps
+from twin.cluster.router import ROUTERS
+from twin.engine.config import EngineConfig
+from twin.errors import InputError
+from twin.scenario_faults import Origin, check, keys_at, unknown
+from twin.scenario_yaml import apply_override, parse, plain_copy
+from twin.scheduling import PolicyConfig, fingerprint
+from twin.step_time.catalogue import MODELS, GpuSpec, ModelSpec, find_gpu, find_model, parse_model
+from twin.step_time.memory import MemoryPlan
+from twin.step_time.model import StepTime
+from twin.step_time.profiles import Profile, packaged_profile, parse_profile
+from twin.workload.formats import read_azure
+from twin.workload.streams import Stream, TraceStream
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What one replica runs on."""
+
+    gpu: GpuSpec
+    tensor_parallel_size: int
+    """GPUs of one replica."""
+    dtype: str
+    memory: MemoryPlan
+    """How a GPU's memory is shared out; engine.num_gpu_blocks is its estimate unless the scenario overrides it."""
+    profile: Profile
+    """The step times and where they come from."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """How many replicas there are and how requests are spread over them."""
+
+    replicas: int
+    router: str
+    """Name in ROUTERS."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What part of virtual time is simulated and measured."""
+
+    seed: int
+    until_ps: int | None
+    """Where the run is cut; None = when the last request has ended."""
+    warmup_ps: int
+    """Arrivals before this instant are left out of the statistics."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Everything a run needs. Picklable; `load_scenario(scenario.to_dict())` gives an equal one."""
+
+    name: str
+    model: ModelSpec
+    hardware: Hardware
+    engine: EngineConfig
+    step_time: StepTime
+    """The profile's tables up to the engine's limits."""
+    policy_name: str
+    """A preset, a stock mode, or "custom"."""
+    policy: PolicyConfig | None
+    """None = unmodified vLLM with engine.scheduling_policy."""
+    traffic: tuple[Stream, ...]
+    cluster: Cluster
+    objectives: Mapping[str, Mapping[str, float]]
+    """Tier -> <metric>_<statistic> -> limit in seconds."""
+    run: Run
+    warnings: tuple[str, ...]
+    """What is allowed but probably not meant."""
+    document: Mapping[str, Any]
+    """The file as data, with overrides and defaults filled in and paths resolved."""
+
+    @property
+    def policy_fingerprint(self) -> str:
+        """Equal exactly when two hosts run the same policy; the stock modes are named."""
+        return self.policy_name if self.policy is None else fingerprint(self.policy)
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """Names of tiers: the policy's in its order, then those that only the traffic has."""
+        named = () if self.policy is None else (tier.name for tier in self.policy.tiers)
+        asked = (tier for stream in self.traffic for tier in stream.clients.tiers)
+        return tuple(name for name in dict.fromkeys((*named, *asked)) if name != "*")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The scenario as the data of a file."""
+        copy: dict[str, Any] = plain_copy(self.document)
+        return copy
+
+
+def load_scenario(
+    source: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), seed: int | None = None
+) -> Scenario:
+    """The scenario in a YAML file, or in a mapping of the same form, with `key.key=value` overrides on top.
+
+    Paths inside are relative to the file (to the working directory for a mapping). `seed` replaces run.seed. Raises
+    InputError for a file that cannot be read, for what is not allowed in it, and for a scenario that cannot run.
+    """
+    if isinstance(source, Mapping):
+        origin = Origin("scenario", Path(), {}, {})
+        written: Any = plain_copy(source)
+    else:
+        written, lines = parse(_read_text(source), str(source))
+        if not isinstance(written, dict):
+            found = "the file is empty" if written is None else f"found a {type(written).__name__}"
+            raise InputError(
+                f"{source}: {found}; a scenario is a mapping with keys such as model: and traffic:"
+            )
+        origin = Origin(str(source), Path(source).parent, lines, {})
+    if isinstance(written.get("policy"), str) and any(o.startswith("policy.") for o in overrides):
+        written["policy"] = {"preset": written["policy"]}
+    for override in overrides:
+        origin.overrides[apply_override(written, override, keys_at)] = f"--set {override}"
+    if seed is not None:
+        origin.overrides[apply_override(written, f"run.seed={seed}", keys_at)] = f"--seed {seed}"
+    document = check(written)
+    if not isinstance(document, schema.Document):
+        raise InputError("\n".join(origin.tell(*fault) for fault in document[:10]))
+    return _build(document, origin)
+
+
+def _build(document: schema.Document, origin: Origin) -> Scenario:
+    model = _model(document.model, origin)
+    with origin.placed("hardware", "gpu"):
+        gpu = find_gpu(document.hardware.gpu)
+    max_model_len = build.model_len_of(document.engine, model, origin)
+    policy_name, policy = build.policy_of(document.policy, max_model_len, origin)
+    engine, memory = build.engine_of(document, model, gpu, max_model_len, policy_name, origin)
+    profile = _profile(document.hardware, model, origin)
+    with origin.placed("engine"):
+        step_time = profile.compile(
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            max_num_seqs=engine.max_num_seqs,
+            async_scheduling=engine.async_scheduling,
+            eager=document.engine.enforce_eager,
+        )
+    taken = build.tiers_taken(policy_name, policy)
+    default_tier = (policy and policy.default_tier) or "ONLINE"
+    traffic = tuple(
+        build.stream_of(stream, i, taken, default_tier, origin)
+        for i, stream in enumerate(document.traffic)
+    )
+    for i, stream in enumerate(traffic):
+        _check_can_run(stream, i, engine.max_model_len, origin)
+    if document.cluster.router not in ROUTERS:
+        origin.fail(("cluster", "router"), unknown(document.cluster.router, ROUTERS))
+    build.check_objectives(document, traffic, origin)
+    return Scenario(
+        name=document.name or Path(origin.name).stem,
+        model=model,
+        hardware=Hardware(
+            gpu, document.hardware.tensor_parallel_size, document.hardware.dtype, memory, profile
+        ),
+        engine=engine,
+        step_time=step_time,
+        policy_name=policy_name,
+        policy=policy,
+        traffic=traffic,
+        cluster=Cluster(document.cluster.replicas, document.cluster.router),
+        objectives=document.objectives,
+        run=_run(document.run, origin),
+        warnings=tuple(build.warnings_of(document, engine, policy_name, policy, traffic, profile)),
+        document=_resolved(document, origin),
+    )
+
+
+def _run(run: schema.Run, origin: Origin) -> Run:
+    until_ps = None if run.until is None else to_ps(run.until)
+    warmup_ps = to_ps(run.warmup)
+    if until_ps is not None and warmup_ps >= until_ps:
+        origin.fail(("run", "warmup"), f"must be < run.until ({run.until:g}), got {run.warmup:g}")
+    return Run(run.seed, until_ps, warmup_ps)
+
+
+def _resolved(document: schema.Document, origin: Origin) -> dict[str, Any]:
+    """The document as plain data whose paths hold from the working directory."""
+    data = document.model_dump(mode="json")
+    data["name"] = document.name or Path(origin.name).stem
+    if document.model not in MODELS:
+        data["model"] = str(origin.resolve(document.model))
+    if document.hardware.step_time is not None:
+        data["hardware"]["step_time"] = str(origin.resolve(document.hardware.step_time))
+    for stream in data["traffic"]:
+        if "trace" in stream:
+            stream["trace"] = str(origin.resolve(stream["trace"]))
+    return data
+
+
+def _check_can_run(stream: Stream, index: int, max_model_len: int, origin: Origin) -> None:
+    """Refuse a stream of which no request can ever run: every prompt fills the context or more."""
+    if isinstance(stream, TraceStream):
+        key, shortest = "trace", 0
+        for row in islice(read_azure(stream.path), stream.requests):
+            if row.prompt_tokens < max_model_len:
+                return
+            shortest = min(shortest or row.prompt_tokens, row.prompt_tokens)
+        what = f"the shortest prompt in {stream.path} has {shortest} tokens"
+    else:
+        key, system = "prompt_tokens", 0
+        if stream.sessions is not None:
+            system = stream.sessions.system_prompt_tokens
+        shortest = system + stream.prompt_tokens.least
+        if shortest < max_model_len:
+            return
+        what = f"every prompt has at least {shortest} tokens"
+        if system:
+            what += f" ({system} of the system prompt + {stream.prompt_tokens.least})"
+    origin.fail(
+        ("traffic", index, key),
+        f"no request of this stream can ever run: {what}, engine.max_model_len is {max_model_len}, and at least one "
+        "token must be left for the reply; raise max_model_len or shorten the prompts",
+    )
+
+
+def _model(name: str, origin: Origin) -> ModelSpec:
+    folder = origin.resolve(name)
+    if name in MODELS or not folder.is_dir():
+        with origin.placed("model"):
+            return find_model(name)
+    config = _read_json(folder / "config.json", ("model",), origin)
+    with origin.placed("model"):
+        return parse_model(config, str(folder))
+
+
+def _profile(hardware: schema.Hardware, model: ModelSpec, origin: Origin) -> Profile:
+    """The step-time profile: the file the scenario names, or the packaged one of this model and hardware."""
+    if hardware.step_time is not None:
+        path = origin.resolve(hardware.step_time)
+        content = _read_json(path, ("hardware", "step_time"), origin)
+        with origin.placed("hardware", "step_time"):
+            return parse_profile(content, str(path))
+    folder = resources.files("twin.step_time") / "data"
+    with origin.placed("hardware"):
+        file_name = packaged_profile(
+            (file.name for file in folder.iterdir()),
+            model.name,
+            hardware.gpu,
+            hardware.tensor_parallel_size,
+            hardware.dtype,
+        )
+    return parse_profile(json.loads((folder / file_name).read_text(encoding="utf-8")), file_name)
+
+
+def _read_text(path: str | Path) -> str:
+    try:
+        return Path(path).read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise InputError(
+            f"{path}: not text in UTF-8 (byte 0x{byte:02x}); a scenario is a YAML file"
+        ) from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except ValueError as error:  # a NUL in the name
+        raise InputError(f"{str(path)!r}: cannot be read: {error}") from None
+
+
+def _read_json(path: Path, key: tuple[str | int, ...], origin: Origin) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        origin.fail(key, f"{path} cannot be read: {error.strerror or error}")
+    except ValueError as error:
+        origin.fail(key, f"{path} is not readable as JSON: {error}")

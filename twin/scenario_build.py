@@ -1,0 +1,291 @@
+"""From the keys of a scenario file to plain objects, and the rules that join one key to another.
+
+Each function takes a part of the checked document and `origin`, which knows where things were written.
+"""
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from typing import Any, NoReturn
+
+from twin import scenario_schema as schema
+from twin.clock import to_ps
+from twin.engine.config import EngineConfig
+from twin.metrics.summary import parse_objective
+from twin.scenario_faults import Origin, unknown
+from twin.scheduling import PRESETS, Policy, PolicyConfig, policy_config
+from twin.step_time.catalogue import MODELS, GpuSpec, ModelSpec
+from twin.step_time.memory import MemoryPlan, check_one_request_fits, kv_blocks
+from twin.step_time.profiles import Profile
+from twin.workload.streams import Clients, Stream, SyntheticStream, TraceStream
+from twin.workload.synthetic import Arrivals, Constant, Fixed, Length, Poisson, Sessions, Uniform
+
+STOCK_POLICIES = {"vllm-fcfs": "fcfs", "vllm-priority": "priority"}
+"""Modes without a policy of ours -> vLLM's `--scheduling-policy`."""
+
+PRIORITY_TIERS = ("ONLINE", "BATCH", "OFFLINE")
+"""Tiers under vllm-priority, whose priority number is their position here."""
+
+GIB = 2**30
+
+
+def policy_of(written: Any, max_model_len: int, origin: Origin) -> tuple[str, PolicyConfig | None]:
+    """(name, configuration) of what `policy:` says; no configuration for the stock modes of vLLM."""
+    if isinstance(written, str):
+        if written in STOCK_POLICIES:
+            return written, None
+        known = [*PRESETS, *STOCK_POLICIES]
+        if written not in PRESETS:
+            origin.fail(("policy",), unknown(written, known))
+        name = written
+    elif isinstance(written, dict):
+        name = "custom"
+    else:
+        origin.fail(
+            ("policy",), f"must be a name or a mapping with tiers or a preset, got {written!r}"
+        )
+    with origin.placed("policy"):
+        config = policy_config(written)
+        Policy(config, max_model_len, lambda rid: 1)  # an order that does not exist shows here
+    return name, config
+
+
+def tiers_taken(name: str, policy: PolicyConfig | None) -> tuple[str, ...] | None:
+    """The tiers a request may have; None = any."""
+    if policy is not None:
+        names = tuple(tier.name for tier in policy.tiers)
+        return None if names == ("*",) else names
+    return PRIORITY_TIERS if name == "vllm-priority" else None
+
+
+def model_len_of(engine: schema.Engine, model: ModelSpec, origin: Origin) -> int:
+    """engine.max_model_len, the model's own limit if not written."""
+    if engine.max_model_len is None:
+        return model.max_position
+    if engine.max_model_len > model.max_position:
+        origin.fail(
+            ("engine", "max_model_len"),
+            f"must be <= {model.max_position}, the longest context of {model.name}, got {engine.max_model_len}",
+        )
+    return engine.max_model_len
+
+
+def engine_of(
+    document: schema.Document,
+    model: ModelSpec,
+    gpu: GpuSpec,
+    max_model_len: int,
+    policy_name: str,
+    origin: Origin,
+) -> tuple[EngineConfig, MemoryPlan]:
+    """The engine's limits with vLLM's own defaults and checks, and how its memory is shared out."""
+    engine, hardware = document.engine, document.hardware
+    if engine.version not in schema.ENGINE_VERSIONS:
+        origin.fail(("engine", "version"), unknown(engine.version, schema.ENGINE_VERSIONS))
+    default_tokens, default_seqs = _defaults(gpu)
+    max_num_seqs = engine.max_num_seqs or default_seqs
+    max_num_batched_tokens = engine.max_num_batched_tokens
+    if max_num_batched_tokens is None:
+        least = 1 if engine.enable_chunked_prefill else max_model_len
+        max_num_batched_tokens = min(max(default_tokens, least), max_num_seqs * max_model_len)
+    _check_limits(engine, max_num_seqs, max_num_batched_tokens, max_model_len, origin)
+    with origin.placed("hardware"):
+        memory = kv_blocks(
+            model,
+            gpu,
+            hardware.tensor_parallel_size,
+            hardware.dtype,
+            engine.kv_cache_dtype,
+            engine.gpu_memory_utilization,
+            max_num_batched_tokens,
+            max_num_seqs,
+            engine.block_size,
+            engine.enforce_eager,
+        )
+    blocks = engine.num_gpu_blocks_override or memory.num_gpu_blocks
+    with origin.placed("engine", "max_model_len"):
+        check_one_request_fits(blocks, engine.block_size, max_model_len)
+    config = EngineConfig(
+        version=engine.version,
+        max_num_seqs=max_num_seqs,
+        max_num_active_seqs=engine.max_num_active_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_scheduled_tokens=engine.max_num_scheduled_tokens,
+        max_model_len=max_model_len,
+        block_size=engine.block_size,
+        num_gpu_blocks=blocks,
+        enable_prefix_caching=engine.enable_prefix_caching,
+        enable_chunked_prefill=engine.enable_chunked_prefill,
+        long_prefill_token_threshold=engine.long_prefill_token_threshold,
+        long_prefill_token_threshold_adaptive=engine.long_prefill_token_threshold_adaptive,
+        scheduler_reserve_full_isl=engine.scheduler_reserve_full_isl,
+        watermark=float(engine.watermark),
+        async_scheduling=engine.async_scheduling,
+        scheduling_policy=STOCK_POLICIES.get(policy_name, "fcfs"),
+    )
+    return config, memory
+
+
+def _defaults(gpu: GpuSpec) -> tuple[int, int]:
+    """Defaults of vLLM 0.32, (max_num_batched_tokens, max_num_seqs) for an API server on this GPU."""
+    if gpu.memory_bytes >= 160 * GIB:
+        return 16384, 1024
+    if gpu.memory_bytes >= 70 * GIB and "a100" not in gpu.name.lower():
+        return 8192, 1024
+    return 2048, 256
+
+
+def _check_limits(
+    engine: schema.Engine,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    max_model_len: int,
+    origin: Origin,
+) -> None:
+    """The rules by which vLLM refuses to start, and one by which a request would wait for ever."""
+
+    def refuse(key: str, value: int, relation: str, other: str, bound: int, fix: str) -> NoReturn:
+        origin.fail(("engine", key), f"must be {relation} {other} ({bound}), got {value}; {fix}")
+
+    if max_num_batched_tokens < max_num_seqs:
+        refuse(
+            "max_num_batched_tokens", max_num_batched_tokens, ">=", "max_num_seqs", max_num_seqs,
+            "every running request takes a token a step: raise it or lower max_num_seqs",
+        )  # fmt: skip
+    active = engine.max_num_active_seqs
+    if active is not None and active > max_num_seqs:
+        refuse(
+            "max_num_active_seqs", active, "<=", "max_num_seqs", max_num_seqs,
+            "it limits what runs within the slots: lower it or raise max_num_seqs",
+        )  # fmt: skip
+    threshold = engine.long_prefill_token_threshold
+    if threshold > max_model_len:
+        refuse(
+            "long_prefill_token_threshold", threshold, "<=", "max_model_len", max_model_len,
+            "no prompt is longer: lower it, or 0 for no threshold",
+        )  # fmt: skip
+    if engine.long_prefill_token_threshold_adaptive and not threshold:
+        origin.fail(
+            ("engine", "long_prefill_token_threshold_adaptive"),
+            "does nothing while long_prefill_token_threshold is 0; set a threshold or leave it out",
+        )
+    scheduled = engine.max_num_scheduled_tokens
+    if scheduled is not None and scheduled > max_num_batched_tokens:
+        refuse(
+            "max_num_scheduled_tokens", scheduled, "<=", "max_num_batched_tokens", max_num_batched_tokens,
+            "the model runner takes no more: lower it",
+        )  # fmt: skip
+    if not engine.enable_chunked_prefill:
+        key = "max_num_batched_tokens" if scheduled is None else "max_num_scheduled_tokens"
+        tokens = max_num_batched_tokens if scheduled is None else scheduled
+        if tokens < max_model_len:
+            refuse(
+                key, tokens, ">=", "max_model_len", max_model_len,
+                "without chunked prefill a longer prompt would wait for ever: raise it, lower max_model_len or set "
+                "enable_chunked_prefill: true",
+            )  # fmt: skip
+
+
+def stream_of(
+    stream: schema.TraceStream | schema.SyntheticStream,
+    index: int,
+    taken: tuple[str, ...] | None,
+    default_tier: str,
+    origin: Origin,
+) -> Stream:
+    """One entry of `traffic:`."""
+    here = ("traffic", index)
+    tiers = stream.tiers or {stream.tier or default_tier: 1.0}
+    for tier in tiers:
+        if taken is not None and tier not in taken:
+            key = "tiers" if stream.tiers else "tier"
+            origin.fail((*here, key), f"the policy has no such tier: {unknown(tier, taken)}")
+    clients = Clients(
+        tiers=dict(tiers),
+        tenants=dict(stream.tenants or {stream.tenant or "default": 1.0}),
+        max_tokens=stream.max_tokens,
+        ttft_timeout_ps=_ps(stream.timeouts.ttft),
+        total_timeout_ps=_ps(stream.timeouts.total),
+    )
+    if isinstance(stream, schema.TraceStream):
+        path = str(origin.resolve(stream.trace))
+        return TraceStream(clients, path, Fraction(str(stream.speedup)), stream.requests)
+    sessions = stream.sessions
+    return SyntheticStream(
+        clients=clients,
+        arrivals=_arrivals(stream.arrivals),
+        prompt_tokens=_length(stream.prompt_tokens),
+        output_tokens=_length(stream.output_tokens),
+        requests=stream.requests,
+        duration_ps=_ps(stream.duration),
+        sessions=None
+        if sessions is None
+        else Sessions(sessions.turns, sessions.system_prompt_tokens, to_ps(sessions.think_time)),
+    )
+
+
+def _ps(seconds: float | None) -> int | None:
+    return None if seconds is None else to_ps(seconds)
+
+
+def _arrivals(arrivals: schema.Arrivals) -> Arrivals:
+    return Poisson(arrivals.rate) if arrivals.process == "poisson" else Constant(arrivals.rate)
+
+
+def _length(length: schema.FixedLength | schema.UniformLength) -> Length:
+    if isinstance(length, schema.FixedLength):
+        return Fixed(length.fixed)
+    return Uniform(*length.uniform)
+
+
+def check_objectives(document: schema.Document, traffic: Sequence[Stream], origin: Origin) -> None:
+    """Every objective must name a tier that some request can have, and a statistic that exists."""
+    tiers = _tiers_of(traffic)
+    for tier, limits in document.objectives.items():
+        if tier not in tiers:
+            origin.fail(("objectives", tier), f"no stream has this tier: {unknown(tier, tiers)}")
+        for name in limits:
+            with origin.placed("objectives", tier, name, named=True):
+                parse_objective(name)
+
+
+def warnings_of(
+    document: schema.Document,
+    engine: EngineConfig,
+    policy_name: str,
+    policy: PolicyConfig | None,
+    traffic: Sequence[Stream],
+    profile: Profile,
+) -> Iterator[str]:
+    """What is allowed but probably not meant, one sentence each."""
+    tiers = _tiers_of(traffic)
+    blind = policy_name == "vllm-fcfs" or (policy is not None and len(policy.tiers) == 1)
+    if blind and len(tiers) > 1:
+        yield (
+            f"tiers have no effect under policy {policy_name}: {', '.join(tiers)} are served alike; "
+            "priority, tiered or vllm-priority tell them apart"
+        )
+    if engine.max_model_len > profile.max_context:
+        yield (
+            f"attention beyond {profile.max_context} tokens of context is extrapolated: the step-time profile was "
+            f"measured up to there, engine.max_model_len is {engine.max_model_len}"
+        )
+    hardware, source = document.hardware, profile.provenance
+    kv_cache_dtype = document.engine.kv_cache_dtype
+    named = document.model if document.model in MODELS else source.model
+    for key, meant, measured in (
+        ("model", named, source.model),
+        ("hardware.gpu", hardware.gpu, source.gpu),
+        (
+            "hardware.tensor_parallel_size",
+            hardware.tensor_parallel_size,
+            source.tensor_parallel_size,
+        ),
+        ("hardware.dtype", hardware.dtype, source.dtype),
+        ("engine.kv_cache_dtype", kv_cache_dtype, source.kv_cache_dtype),
+    ):
+        if meant not in (measured, "auto"):
+            yield f"the step times were measured with {key} {measured}, the scenario says {meant}"
+
+
+def _tiers_of(traffic: Sequence[Stream]) -> list[str]:
+    return list(dict.fromkeys(tier for stream in traffic for tier in stream.clients.tiers))

@@ -1,0 +1,248 @@
+"""What is wrong with a scenario document, in terms of its keys: for each fault the place, the value and the bound.
+
+Names that people know from vLLM or Kubernetes but that the simulation leaves out are refused by name.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from pydantic import BaseModel, ValidationError
+
+from twin.errors import InputError
+from twin.scenario_schema import Document
+from twin.scenario_yaml import KeyPath, dotted
+
+_PARALLEL = {
+    "pipeline_parallel_size": "pipeline parallelism",
+    "data_parallel_size": "data parallelism",
+    "data_parallel_rank": "data parallelism",
+    "enable_expert_parallel": "expert parallelism",
+    "decode_context_parallel_size": "context parallelism",
+    "prefill_context_parallel_size": "context parallelism",
+}
+
+NOT_MODELLED: dict[str, str] = {
+    **_PARALLEL,
+    "speculative_config": "speculative decoding",
+    "speculative_model": "speculative decoding",
+    "num_speculative_tokens": "speculative decoding",
+    "enable_lora": "LoRA",
+    "lora_modules": "LoRA",
+    "max_loras": "LoRA",
+    "max_lora_rank": "LoRA",
+    "kv_transfer_config": "KV connectors",
+    "kv_connector": "KV connectors",
+    "kv_offloading_size": "KV offloading",
+    "kv_offloading_backend": "KV offloading",
+    "cpu_offload_gb": "weights in CPU memory",
+    "swap_space": "swapping (vLLM V1 recomputes instead)",
+    "sliding_window": "sliding-window attention",
+    "disable_hybrid_kv_cache_manager": "hybrid KV caches",
+    "mamba_block_size": "Mamba layers",
+    "mamba_cache_dtype": "Mamba layers",
+    "limit_mm_per_prompt": "multi-modal input",
+    "disable_chunked_mm_input": "multi-modal input",
+    "quantization": "quantised weights as an engine argument (hardware.dtype says the type of the weights)",
+    "prefill_schedule_interval": "spaced prefill",
+    "max_num_queued_reqs": "vLLM's own admission limits",
+    "max_num_queued_tokens": "vLLM's own admission limits",
+    "stream_interval": "streaming in bundles of tokens",
+    "guided_decoding_backend": "structured output",
+    "structured_outputs_config": "structured output",
+    "hpa": "autoscaling",
+    "keda": "autoscaling",
+    "cold_start": "cold starts",
+    "warm_pool": "a warm pool",
+    "admission": "admission control",
+    "faults": "faults",
+    "retries": "retries of clients",
+}
+"""Keys people may know from vLLM or Kubernetes -> what of it the simulation leaves out."""
+
+ELSEWHERE: dict[str, str] = {
+    "scheduling_policy": "write it as the top-level key policy (vllm-fcfs or vllm-priority)",
+    "scheduler_cls": "write it as the top-level key policy",
+    "tensor_parallel_size": "it belongs under hardware",
+    "dtype": "it belongs under hardware",
+    "gpu": "it belongs under hardware",
+    "seed": "it belongs under run",
+    "replicas": "it belongs under cluster",
+    "arrivals": "a stream with a trace takes instants and lengths from the file; make it a stream of its own",
+    "prompt_tokens": "a stream with a trace takes instants and lengths from the file; make it a stream of its own",
+    "output_tokens": "a stream with a trace takes instants and lengths from the file; make it a stream of its own",
+    "duration": "only synthetic streams have it; limit a trace by requests, or the run by run.until",
+    "sessions": "only synthetic streams have them",
+    "speedup": "only streams with a trace have it; set arrivals.rate",
+}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where each value of a document was written, to say so in messages."""
+
+    name: str
+    """The file."""
+    folder: Path
+    """What paths in it are relative to."""
+    lines: dict[KeyPath, int]
+    overrides: dict[KeyPath, str]
+    """Path -> the option on the command line that set it."""
+
+    def place(self, path: KeyPath) -> str:
+        """The file and line, or the option, that set the value at `path` or the section around it."""
+        for end in range(len(path), 0, -1):
+            if path[:end] in self.overrides:
+                return self.overrides[path[:end]]
+            if path[:end] in self.lines:
+                return f"{self.name} line {self.lines[path[:end]]}"
+        return self.name
+
+    def tell(self, path: KeyPath, problem: str) -> str:
+        """What is wrong at `path`, as one line."""
+        return f"{self.place(path)}: {dotted(path) or 'the whole'}: {problem}"
+
+    def fail(self, path: KeyPath, problem: str) -> NoReturn:
+        """Refuse the scenario."""
+        raise InputError(self.tell(path, problem))
+
+    @contextmanager
+    def placed(self, *path: str | int, named: bool = False) -> Iterator[None]:
+        """Errors from inside get the place at which `path` was written, and with `named` also its keys."""
+        try:
+            yield
+        except ValueError as error:
+            raise InputError(
+                self.tell(path, str(error)) if named else f"{self.place(path)}: {error}"
+            ) from None
+
+    def resolve(self, path: str) -> Path:
+        """A path of the scenario as seen from the working directory."""
+        return self.folder / Path(path).expanduser()
+
+
+class Fault(NamedTuple):
+    """One thing wrong with a document."""
+
+    path: KeyPath
+    """Keys and list positions down to the place."""
+    problem: str
+    """What is wrong, with value and bound; reads on after the name of the field."""
+
+
+def unknown(value: str, known: Mapping[str, object] | Sequence[str]) -> str:
+    """The sentence for a name that does not exist, with the nearest that do."""
+    near = get_close_matches(value, list(known), n=1, cutoff=0.6)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{value!r} is not known; {hint}known: {', '.join(known)}"
+
+
+def check(document: Any) -> Document | list[Fault]:
+    """The document as models, or everything that is wrong with it."""
+    try:
+        return Document.model_validate(document)
+    except ValidationError as error:
+        return [_fault(entry) for entry in error.errors(include_url=False)]
+
+
+def keys_at(path: KeyPath) -> list[str]:
+    """The keys known under the section at `path`; empty if it is none or takes any key."""
+    sections: tuple[Any, ...] = (Document,)
+    for step in path:
+        if isinstance(step, int):
+            continue
+        fields = [
+            section.model_fields[step].annotation
+            for section in sections
+            if step in section.model_fields
+        ]
+        sections = tuple(model for field in fields for model in _models_in(field))
+    return sorted({key for section in sections for key in section.model_fields})
+
+
+def _models_in(annotation: Any) -> list[Any]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in getattr(annotation, "__args__", ()) for model in _models_in(part)]
+
+
+_TYPES = {
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "dict_type": "must be a mapping (key: value)",
+    "model_type": "must be a mapping (key: value)",
+    "model_attributes_type": "must be a mapping (key: value)",
+    "list_type": "must be a list",
+    "finite_number": "must be a finite number",
+    "int_parsing_size": "is too large",
+}
+
+
+def _fault(entry: Any) -> Fault:
+    path, kind, given, context = (
+        _written(entry["loc"]),
+        entry["type"],
+        entry["input"],
+        entry.get("ctx", {}),
+    )
+    if kind == "extra_forbidden":
+        return Fault(path, _unknown_key(path))
+    if kind == "missing":
+        return Fault(path, "is missing; it has no default")
+    if kind == "value_error":
+        return Fault(path, str(context["error"]))
+    if kind in ("greater_than_equal", "greater_than", "less_than_equal", "less_than"):
+        sign = {
+            "greater_than_equal": ">=",
+            "greater_than": ">",
+            "less_than_equal": "<=",
+            "less_than": "<",
+        }[kind]
+        bound = next(context[key] for key in ("ge", "gt", "le", "lt") if key in context)
+        return Fault(path, f"must be {sign} {bound:.15g}, got {_shown(given)}")
+    if kind == "literal_error":
+        return Fault(path, f"must be one of {context['expected']}, got {_shown(given)}")
+    if kind in ("too_short", "too_long", "string_too_short"):
+        bound = context.get("min_length", context.get("max_length"))
+        size = "at least" if kind != "too_long" else "at most"
+        what = "character" if kind.startswith("string") else "entry"
+        return Fault(
+            path,
+            f"must have {size} {bound} {what if bound == 1 else what.replace('entry', 'entrie') + 's'}",
+        )
+    if kind in _TYPES:
+        hint = ""
+        if isinstance(given, str) and kind in ("int_type", "float_type", "bool_type"):
+            hint = "; numbers, true and false are written without quotes"
+        if kind == "string_type":
+            hint = '; put it in quotes: "..."'
+        return Fault(path, f"{_TYPES[kind]}, got {_shown(given)}{hint}")
+    return Fault(path, f"{entry['msg'][0].lower()}{entry['msg'][1:]}, got {_shown(given)}")
+
+
+def _written(location: KeyPath) -> KeyPath:
+    """The location without the marks in brackets that the models put between keys."""
+    return tuple(step for step in location if not str(step).startswith("["))
+
+
+def _unknown_key(path: KeyPath) -> str:
+    key = str(path[-1])
+    if key in NOT_MODELLED:
+        return f"not modelled: {NOT_MODELLED[key]}; remove the key"
+    known = keys_at(path[:-1])
+    if key in ELSEWHERE:
+        return f"unknown key here: {ELSEWHERE[key]}"
+    near = get_close_matches(key, known, n=1, cutoff=0.6)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"unknown key; {hint}known: {', '.join(known)}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,294 @@
+"""Run a scenario: traffic, router and replicas on one clock. The only place that wires them together."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import simpy
+from simpy.core import EmptySchedule
+from simpy.events import URGENT, Event
+
+from twin.clock import to_seconds
+from twin.cluster.router import ROUTERS
+from twin.engine.replica import EngineStats, Replica, Stuck
+from twin.errors import InputError
+from twin.metrics.records import RequestRecord
+from twin.scenario import Scenario, load_scenario
+from twin.scenario_build import PRIORITY_TIERS
+from twin.workload.request import Request
+from twin.workload.streams import Arrival, Traffic, open_streams
+
+__all__ = ["NoProgressError", "Progress", "Result", "load_scenario", "simulate"]
+
+Progress = Callable[[int, int | None, int], None]
+"""(requests that have ended, requests expected in all or None, simulated picoseconds), called now and then."""
+
+EVENTS_PER_LOOK = 256
+"""Events between two looks at progress."""
+
+PATIENCE_EVENTS = 1_000_000
+"""Events a replica may need before a request of the longest context ends, on top of one step a token."""
+
+
+class NoProgressError(InputError):
+    """Requests are inside and nothing can ever end them; the message names those that hold KV blocks."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gave."""
+
+    scenario: Scenario
+    records: list[RequestRecord]
+    """One for every request that was offered, by index."""
+    places: dict[int, str]
+    """Refused requests: index -> where it stands in the traffic."""
+    engines: tuple[EngineStats, ...]
+    """By replica."""
+    policies: tuple[dict[str, Any], ...]
+    """Statistics of each replica's policy; empty in the stock modes."""
+    warnings: tuple[str, ...]
+    simulated_ps: int
+    """When the last request ended, or run.until, or where the run was interrupted."""
+    inflight_request_ps: int
+    """Requests in the system, integrated over time: by Little's law the sum of all times in the system."""
+    events: int
+    """Events of the simulation."""
+    wall_s: float
+    """Seconds the run took."""
+    interrupted: bool
+    """Ctrl-C ended it; what was inside is `unfinished`."""
+
+
+def simulate(scenario: Scenario, progress: Progress | None = None, strict: bool = False) -> Result:
+    """The run of a scenario. The same scenario and seed give the same result, byte for byte (but for wall_s).
+
+    Requests that cannot run (prompt_tokens >= max_model_len) are refused as vLLM's API does, or, if `strict`, end the
+    run with InputError. Ctrl-C ends the run early. Raises InputError for a trace that turns out to be malformed and
+    NoProgressError if requests are left that nothing can ever end.
+    """
+    start = time.perf_counter()
+    run = _Run(scenario, strict)
+    with _ctrl_c() as pressed:
+        interrupted = run.go(progress, pressed)
+    return run.result(time.perf_counter() - start, interrupted)
+
+
+class _Run:
+    """The state of one run."""
+
+    def __init__(self, scenario: Scenario, strict: bool) -> None:
+        self._scenario = scenario
+        self._strict = strict
+        self._env = simpy.Environment(initial_time=0)
+        self._traffic = Traffic(open_streams(scenario.traffic, scenario.run.seed))
+        self._route = ROUTERS[scenario.cluster.router]
+        self._routed = 0
+        self._records: list[RequestRecord] = []
+        self._places: dict[int, str] = {}
+        self._inflight = 0
+        self._inflight_request_ps = 0
+        self._inflight_since = 0
+        self._events = 0
+        self._replicas = [self._replica(i) for i in range(scenario.cluster.replicas)]
+        self._armed_ps: int | None = None
+        self._arm()
+
+    def _replica(self, index: int) -> Replica:
+        scenario = self._scenario
+        return Replica(
+            self._env,
+            scenario.engine,
+            scenario.step_time,
+            scenario.policy,
+            self._on_record,
+            index,
+            {tier: number for number, tier in enumerate(PRIORITY_TIERS)},
+        )
+
+    # --- requests in ----------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        """Wake up when the next request is due, before whatever else happens at that instant.
+
+        A reply may bring a request that is due before the one waited for; its own event is then put in front, and the
+        later one finds nothing new and costs nothing.
+        """
+        due_ps = self._traffic.next_ps()
+        if due_ps is None or (self._armed_ps is not None and self._armed_ps <= due_ps):
+            return
+        self._armed_ps = due_ps
+        event = Event(self._env)
+        event._ok, event._value = True, None
+        event.callbacks = [self._on_due]
+        self._env.schedule(event, URGENT, due_ps - self._now_ps)
+
+    def _on_due(self, event: Event) -> None:
+        now = self._now_ps
+        self._armed_ps = None
+        while self._traffic.next_ps() == now:
+            self._offer(self._traffic.pop())
+        self._arm()
+
+    def _offer(self, arrival: Arrival) -> None:
+        request = arrival.request
+        self._count(+1)
+        if request.prompt_tokens >= self._scenario.engine.max_model_len:
+            self._refuse(arrival)
+            return
+        target = self._route(self._routed, self._replicas)
+        self._routed += 1
+        self._replicas[target].submit(request)
+
+    def _refuse(self, arrival: Arrival) -> None:
+        request, limit = arrival.request, self._scenario.engine.max_model_len
+        place = f"traffic.{arrival.stream}, request {arrival.number}"
+        if arrival.line is not None:
+            place = f"traffic.{arrival.stream}, line {arrival.line}"
+        if self._strict:
+            raise InputError(
+                f"{place}: a prompt of {request.prompt_tokens} tokens must be shorter than engine.max_model_len "
+                f"({limit}); raise max_model_len, or run without --strict to count such requests as refused"
+            )
+        self._places[request.index] = place
+        self._on_record(_refused(request))
+
+    # --- requests out ---------------------------------------------------------------------
+
+    def _on_record(self, record: RequestRecord) -> None:
+        self._count(-1)
+        self._records.append(record)
+        if record.outcome != "unfinished":
+            self._traffic.on_finish(record)
+            self._arm()
+
+    def _count(self, change: int) -> None:
+        now = self._now_ps
+        self._inflight_request_ps += self._inflight * (now - self._inflight_since)
+        self._inflight += change
+        self._inflight_since = now
+
+    # --- the run --------------------------------------------------------------------------
+
+    def go(self, progress: Progress | None, pressed: list[bool]) -> bool:
+        """Let time pass until the end; whether it was interrupted."""
+        until_ps = self._scenario.run.until_ps
+        try:
+            self._let_pass(progress, pressed)
+        except EmptySchedule:
+            if self._inflight and until_ps is None:
+                raise self._no_progress("nothing more will happen") from None
+        except Stuck:
+            raise self._no_progress("the engine plans at one instant without end") from None
+        except KeyboardInterrupt:
+            return True
+        return bool(pressed)
+
+    def _let_pass(self, progress: Progress | None, pressed: list[bool]) -> None:
+        env, until_ps = self._env, self._scenario.run.until_ps
+        patience = PATIENCE_EVENTS + 2 * self._scenario.engine.max_model_len
+        patience *= len(self._replicas)
+        expected = self._traffic.expected() if progress is not None else None
+        ended = looked = 0
+        while not pressed:
+            if until_ps is not None and env.peek() >= until_ps:
+                return
+            env.step()
+            self._events += 1
+            if self._events % EVENTS_PER_LOOK:
+                continue
+            if progress is not None:
+                progress(len(self._records), expected, self._now_ps)
+            if len(self._records) != ended or not self._inflight:
+                ended, looked = len(self._records), self._events
+            elif self._events - looked > patience:
+                raise self._no_progress(f"none has ended in {self._events - looked} events")
+
+    def _no_progress(self, why: str) -> NoProgressError:
+        holders = "; ".join(r.holders() for r in self._replicas if r.num_inflight)
+        return NoProgressError(
+            f"no progress at {to_seconds(self._now_ps):.6g} s: {self._inflight} requests are inside, {why}. {holders}. "
+            "Give the engine more KV blocks, or the policy a way for one of them to go first"
+        )
+
+    def result(self, wall_s: float, interrupted: bool) -> Result:
+        """Close the books: whatever is inside is unfinished."""
+        scenario = self._scenario
+        self._count(0)
+        for replica in self._replicas:
+            replica.finish_run()
+        records = sorted(self._records, key=lambda record: record.index)
+        if interrupted:
+            simulated_ps = self._now_ps
+        elif scenario.run.until_ps is not None:
+            simulated_ps = scenario.run.until_ps
+        else:
+            simulated_ps = max((r.finish_ps for r in records if r.finish_ps is not None), default=0)
+        return Result(
+            scenario=scenario,
+            records=records,
+            places=self._places,
+            engines=tuple(replica.stats for replica in self._replicas),
+            policies=tuple(r.policy.stats() for r in self._replicas if r.policy is not None),
+            warnings=scenario.warnings,
+            simulated_ps=simulated_ps,
+            inflight_request_ps=self._inflight_request_ps,
+            events=self._events,
+            wall_s=wall_s,
+            interrupted=interrupted,
+        )
+
+    @property
+    def _now_ps(self) -> int:
+        """SimPy calls its time a float; all our delays are ints."""
+        return self._env.now  # type: ignore[return-value]
+
+
+def _refused(request: Request) -> RequestRecord:
+    """What is kept of a request that vLLM's API answers with 400."""
+    return RequestRecord(
+        index=request.index,
+        tier=request.tier,
+        tenant=request.tenant,
+        session=request.session,
+        stream=request.stream,
+        replica=None,
+        arrival_ps=request.arrival_ps,
+        first_scheduled_ps=None,
+        first_token_ps=None,
+        finish_ps=request.arrival_ps,
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=0,
+        outcome="refused",
+        reason="too_long",
+    )
+
+
+@contextmanager
+def _ctrl_c() -> Iterator[list[bool]]:
+    """A list that is no longer empty once Ctrl-C was pressed, so that a run stops between two events.
+
+    A second Ctrl-C interrupts at once. Where somebody else minds the signal, and outside the main
+    thread, nothing changes.
+    """
+    pressed: list[bool] = []
+
+    def press(number: int, frame: FrameType | None) -> None:
+        if pressed:
+            raise KeyboardInterrupt
+        pressed.append(True)
+
+    in_charge = threading.current_thread() is threading.main_thread()
+    if not in_charge or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield pressed
+        return
+    signal.signal(signal.SIGINT, press)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
