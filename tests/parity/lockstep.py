@@ -5,10 +5,10 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
+from real.scheduler import make_scheduler as make_policy_scheduler
 from tests.parity.twin_host import TwinHost
 from tests.parity.vllm_host import VllmHost, make_scheduler
 from tests.parity.workload import Ask, Workload
-from real.scheduler import make_scheduler as make_policy_scheduler
 from twin.engine.core import EngineCore
 from twin.scheduling import Job, Policy, policy_config
 
@@ -57,7 +57,7 @@ class Lockstep:
         leaving = deque(
             sorted((a for a in arrivals if a.leaves is not None), key=lambda a: (a.leaves, a.seq))
         )
-        depth = 2 if self.workload.config.async_scheduling else 1
+        depth = self.workload.depth
         in_flight: deque[tuple[Any, Any, float]] = deque()
         now = 0.0
         idle_rounds = 0
@@ -159,14 +159,17 @@ def make_job(ask: Ask) -> Job:
     )
 
 
-def run_policy(workload: Workload, core: EngineCore | None = None) -> Counter[str]:
-    """One workload with the same policy in vLLM, through the adapter that is deployed, and in ours."""
+def run_policy(
+    workload: Workload, core: EngineCore | None = None, policy: Policy | None = None
+) -> Counter[str]:
+    """One workload with the same policy in vLLM, through the adapter that is deployed, and in ours.
+
+    `core` with its `policy` stand in for ours in tests of the harness itself.
+    """
     config = workload.config
-    policy = Policy(policy_config(workload.policy), config.max_model_len)
+    policy = policy or Policy(policy_config(workload.policy), config.max_model_len)
     twin = TwinHost(core or EngineCore(config, policy), config)
-    scheduler = make_scheduler(
-        config, make_policy_scheduler, {"twin": {"policy": workload.policy}}
-    )
+    scheduler = make_scheduler(config, make_policy_scheduler, {"twin": {"policy": workload.policy}})
     vllm = VllmHost(scheduler, config)
     scheduler.arrival_of = lambda request: request.arrival_time
 
@@ -178,8 +181,6 @@ def run_policy(workload: Workload, core: EngineCore | None = None) -> Counter[st
         if ask.total_timeout is not None:
             extra["total_s"] = ask.total_timeout
         vllm.add(ask, extra)
-
-    lockstep: Lockstep
 
     def check(where: str) -> None:
         if scheduler.policy_errors:
@@ -197,8 +198,7 @@ def run_policy(workload: Workload, core: EngineCore | None = None) -> Counter[st
         _compare("next_wake", f"t={now}", wake, scheduler.policy.next_wake(now))
         return wake
 
-    lockstep = Lockstep(workload, twin, vllm, add, next_wake, check, clock)
-    counts = lockstep.run()
+    counts = Lockstep(workload, twin, vllm, add, next_wake, check, clock).run()
     counts["fall-backs"] += scheduler.policy_errors
     for tier in policy.stats()["tiers"].values():
         for reason, number in tier["releases"].items():
@@ -206,5 +206,8 @@ def run_policy(workload: Workload, core: EngineCore | None = None) -> Counter[st
         for name in ("promotions", "cap_stops", "undone_starts"):
             counts[name.replace("_", " ")] += tier[name]
         for name, number in tier["ended"].items():
-            counts["gone: " + name] += number
+            reason, state = name.rsplit(" ", 1)
+            if reason != "finished":
+                counts[f"aborted while {state}"] += number
+                counts[f"abort: {reason}"] += number
     return counts

@@ -47,7 +47,10 @@ class Workload:
     asks: tuple[Ask, ...]
     durations: tuple[float, ...]
     """Seconds of step k, taken in turn."""
-    policy: dict[str, object] | None = field(default=None)
+    depth: int = 1
+    """Steps planned and not processed: 1 sync, 2 async. 3, as with pipeline stages, is the only way to find a request
+    preempted while two results of it are on their way, so that it must be set aside when it comes up again."""
+    policy: dict[str, object] = field(default_factory=dict)
 
 
 def random_config(rng: random.Random, version: str = "0.32.0") -> EngineConfig:
@@ -71,7 +74,9 @@ def random_config(rng: random.Random, version: str = "0.32.0") -> EngineConfig:
         block_size=block_size,
         version=version,
         max_num_active_seqs=rng.randint(1, max_num_seqs) if rng.random() < 0.15 else None,
-        max_num_scheduled_tokens=rng.randint(1, budget) if rng.random() < 0.15 and chunked else None,
+        max_num_scheduled_tokens=rng.randint(1, budget)
+        if rng.random() < 0.15 and chunked
+        else None,
         enable_prefix_caching=rng.random() < 0.6,
         enable_chunked_prefill=chunked,
         long_prefill_token_threshold=min(threshold, max_model_len),
@@ -146,13 +151,19 @@ def random_durations(rng: random.Random) -> tuple[float, ...]:
     return tuple(rng.uniform(0.01, 0.6) for _ in range(11))
 
 
+def _random_depth(rng: random.Random, config: EngineConfig) -> int:
+    if not config.async_scheduling:
+        return 1
+    return 3 if rng.random() < 0.25 else 2
+
+
 def stock_workload(seed: int, version: str = "0.32.0") -> Workload:
     """A workload for an engine without a policy of ours."""
     rng = random.Random(f"{seed}/stock")
     config = random_config(rng, version)
     config = replace(config, scheduling_policy=rng.choice(("fcfs", "priority")))
     asks = random_asks(rng, config, rng.choice((3, 8, 20, 40)))
-    return Workload(seed, config, asks, random_durations(rng))
+    return Workload(seed, config, asks, random_durations(rng), _random_depth(rng, config))
 
 
 def policy_workload(seed: int, preset: str, version: str = "0.32.0") -> Workload:
@@ -172,7 +183,8 @@ def policy_workload(seed: int, preset: str, version: str = "0.32.0") -> Workload
         )
         for ask in asks
     )
-    return Workload(seed, config, asks, random_durations(rng), _small_policy(rng, preset, config))
+    durations, depth = random_durations(rng), _random_depth(rng, config)
+    return Workload(seed, config, asks, durations, depth, _small_policy(rng, preset, config))
 
 
 def _small_policy(rng: random.Random, preset: str, config: EngineConfig) -> dict[str, object]:
@@ -192,7 +204,11 @@ def _small_policy(rng: random.Random, preset: str, config: EngineConfig) -> dict
             tier["batch_size"] = rng.choice((1, 2, 3, 5))
             tier["batch_tokens"] = rng.choice((bound // 2, bound, 3 * bound))
         if tier["groups"]:
-            tier["groups"] = [[max(1, bound // 4), 3], [max(2, bound // 2), 2], [bound, 1 + rng.randrange(2)]]
+            tier["groups"] = [
+                [max(1, bound // 4), 3],
+                [max(2, bound // 2), 2],
+                [bound, 1 + rng.randrange(2)],
+            ]
             tier["mix"] = rng.choice((2, 4, 12))
         if tier["promote_after"] is not None:
             tier["promote_after"] = (tier["max_wait"] or GRID) * rng.choice((1, 2, 5))
