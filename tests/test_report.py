@@ -156,9 +156,9 @@ def test_what_is_special_about_a_run_is_said_at_its_head():
 
 
 def test_the_batching_wait_is_named_where_a_policy_batches():
-    text = render(changed(batching_wait_s={"ONLINE": 0.01, "OFFLINE": 0.2}))
-    assert "ONLINE 10 ms, OFFLINE 200 ms" in text
-    assert "vllm-fcfs" in text
+    text = " ".join(render(changed(batching_wait_s={"ONLINE": 0.01, "OFFLINE": 0.2})).split())
+    assert "held for a batch until the first step after ONLINE 10 ms, OFFLINE 200 ms" in text
+    assert "above vllm-fcfs by at most this wait plus one step" in text
     assert "held for a batch" not in render(SUMMARY)
 
 

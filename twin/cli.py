@@ -50,7 +50,9 @@ def _options(
 
 @app.command()
 def run(
-    scenario: Annotated[Path, typer.Argument(help="Scenario file (YAML).", show_default=False)],
+    scenario: Annotated[
+        Path, typer.Argument(metavar="SCENARIO", help="Scenario file (YAML).", show_default=False)
+    ],
     overrides: Annotated[
         list[str] | None,
         typer.Option(

@@ -249,8 +249,8 @@ def _policy(summary: Mapping[str, Any]) -> list[RenderableType]:
         named = ", ".join(f"{tier} {limit(wait)}" for tier, wait in waits.items())
         parts.append(
             Text(
-                f"Requests are held for a batch up to {named}. At low load TTFT lies above "
-                "vllm-fcfs by at most this wait plus one step."
+                f"A request is held for a batch until the first step after {named} at the "
+                "latest. At low load TTFT lies above vllm-fcfs by at most this wait plus one step."
             )
         )
     return parts
