@@ -395,9 +395,7 @@ class EngineCore:
                     self.policy.gone(request.job, now, "finished", request.num_output_tokens)
             outputs.append(Output(request, is_first, reason))
         if ended_running:
-            self.running_requests = [
-                r for r in self.running_requests if r.status is Status.RUNNING
-            ]
+            self.running_requests = [r for r in self.running_requests if r.status is Status.RUNNING]
         return outputs
 
     def _stop_reason(self, request: EngineRequest) -> str | None:

@@ -50,7 +50,9 @@ class Life:
             ends.append((self.deadline_ps, "timeout:total"))
         return min(ends, default=None)
 
-    def record(self, replica: int, finish_ps: int | None, outcome: str, reason: str) -> RequestRecord:
+    def record(
+        self, replica: int, finish_ps: int | None, outcome: str, reason: str
+    ) -> RequestRecord:
         """What is kept. Tokens that came after the client had left were not delivered."""
         gaps, first, last = self.itl_ps, self.first_token_ps, self.last_token_ps
         if finish_ps is not None and first is not None:

@@ -9,8 +9,8 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Mapping
-from functools import partial
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import simpy

@@ -33,19 +33,25 @@ class Host(Protocol):
     @property
     def free_blocks(self) -> int:
         """KV blocks that can be handed out."""
+
     @property
     def free_slots(self) -> int:
         """max_num_active_seqs - len(running)."""
+
     @property
     def watermark_blocks(self) -> int:
         """Blocks to keep free when a job is admitted beside others."""
+
     @property
     def running(self) -> Sequence[Job]:
         """In the engine's order; those that have finished but are not processed yet are included."""
+
     def blocks_of(self, job: Job) -> int:
         """Blocks of `job` that nobody shares."""
+
     def tokens_of(self, job: Job) -> tuple[int, int]:
         """(computed tokens, known output tokens)."""
+
     def blocks_for(self, job: Job) -> int:
         """ceil(min(prompt + known output, max_model_len) / block_size); prefix hits are not counted."""
 

@@ -144,7 +144,9 @@ class Policy:
             self._statistics[entry.tier].planned_preemptions += 1
         else:
             self._statistics[entry.tier].reactive_preemptions += 1
-        self._note(entry, now, "preempted", "for a job ranked above" if planned else "out of blocks")
+        self._note(
+            entry, now, "preempted", "for a job ranked above" if planned else "out of blocks"
+        )
 
     def first_token(self, job: Job, now: float) -> None:
         """The job's first token is known. One that comes after its deadline does not save it."""
@@ -443,9 +445,7 @@ class Policy:
 
     # --- preemption -----------------------------------------------------------------------
 
-    def _plan_preemptions(
-        self, now: float, host: Host, abort: list[tuple[Job, str]]
-    ) -> list[Job]:
+    def _plan_preemptions(self, now: float, host: Host, abort: list[tuple[Job, str]]) -> list[Job]:
         best = next((rank for rank, queues in enumerate(self._ready) if any(queues)), None)
         if best is None or not any(self._preemptible[best + 1 :]):
             return []
