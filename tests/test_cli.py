@@ -4,10 +4,10 @@ import csv
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -169,8 +169,9 @@ def test_records_hold_every_request_to_the_picosecond(twin, scenario, tmp_path, 
 
 
 def test_requests_that_cannot_run_are_listed_or_with_strict_stop_the_run(twin, scenario, tmp_path):
-    (tmp_path / "trace.csv").write_text(TRACE, encoding="utf-8")
-    arguments = ("run", scenario, "--set", "traffic=[{trace: trace.csv, tier: ONLINE}]")
+    trace = tmp_path / "trace.csv"
+    trace.write_text(TRACE, encoding="utf-8")
+    arguments = ("run", scenario, "--set", f"traffic=[{{trace: '{trace}', tier: ONLINE}}]")
     status, out, _ = twin(*arguments)
     assert status == 0
     assert "1 request refused:" in out
@@ -240,38 +241,42 @@ def test_version_and_help(twin):
 ENDLESS = ["--set", "traffic.0.requests=5000000", "--set", "traffic.0.arrivals.rate=50"]
 
 
-def interrupt(process):
-    """Ctrl-C once the simulation runs."""
-    time.sleep(3)
+def interrupted(*arguments):
+    """Runs the command until its progress bar shows an ended request, then Ctrl-C."""
+    ours, theirs = pty.openpty()
+    process = spawn(*arguments, stderr=theirs)
+    os.close(theirs)
+    shown = ""
+    while not re.search(r"[1-9][0-9,]* of 5,000,000", shown):
+        shown += os.read(ours, 10_000).decode()
     process.send_signal(signal.SIGINT)
-    return process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=60)
+    os.close(ours)
+    assert "Traceback" not in shown
+    return process.returncode, out
 
 
 def test_ctrl_c_prints_what_there_is_and_exits_with_130(scenario):
-    process = spawn("run", scenario, "--json", *ENDLESS)
-    out, err = interrupt(process)
-    assert process.returncode == 130
+    status, out = interrupted("run", scenario, "--json", *ENDLESS)
+    assert status == 130
     summary = json.loads(out)
     assert summary["interrupted"] is True
     totals = summary["totals"]
     assert totals["offered"] == sum(totals[outcome] for outcome in OUTCOMES)
     assert totals["completed"] > 0
-    assert "Traceback" not in err
 
 
 def test_ctrl_c_marks_the_tables(scenario):
-    process = spawn("run", scenario, *ENDLESS)
-    out, err = interrupt(process)
-    assert process.returncode == 130
+    status, out = interrupted("run", scenario, *ENDLESS)
+    assert status == 130
     assert out.startswith("INTERRUPTED")
-    assert "Traceback" not in err
 
 
 def test_ctrl_c_before_the_run_is_130_without_a_traceback(twin, scenario, monkeypatch):
-    def interrupted(*_):
+    def press(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("twin.simulation.load_scenario", interrupted)
+    monkeypatch.setattr("twin.simulation.load_scenario", press)
     status, out, err = twin("run", scenario)
     assert (status, out, err) == (130, "", "interrupted\n")
 
@@ -283,6 +288,15 @@ def test_a_reader_that_leaves_early_causes_no_traceback(scenario):
     os.close(writing)
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (141, "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full, which Linux has")
+def test_a_full_disk_is_a_message(scenario):
+    with open("/dev/full", "w") as full:
+        process = spawn("run", scenario, stdout=full)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert err == "error: the result cannot be written: No space left on device\n"
 
 
 def test_the_progress_bar_stays_off_stdout(scenario):

@@ -97,7 +97,8 @@ def test_every_line_fits_the_width_and_no_figure_is_cut():
     assert "9 requests refused" in text
     assert "request 12 (traffic.0, line 14): too_long, 9,001 prompt tokens" in text
     assert "and 4 more" in text
-    assert "8,383 requests/s, 119 ms per 1,000" in text
+    assert "Took        2.31 s of wall time: 8,383 requests/s, 119 ms per 1,000" in text
+    assert "Prefix      hits 37.4 % of 1,000 prompt tokens looked up" in text
 
 
 @given(

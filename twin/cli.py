@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -125,7 +126,8 @@ def main() -> None:
     """Entry point of `twin` and `python -m twin`."""
     for stream in (sys.stdout, sys.stderr):
         # A terminal that lacks a character shows "?" instead of ending a run with a traceback.
-        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         app(prog_name="twin")
     except KeyboardInterrupt:
@@ -185,7 +187,9 @@ def _write(text: str) -> None:
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         # The interpreter flushes once more on leaving; that must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(BROKEN_PIPE) from None
+        if isinstance(error, BrokenPipeError):
+            raise typer.Exit(BROKEN_PIPE) from None
+        raise InputError(f"the result cannot be written: {error.strerror}") from None

@@ -4,6 +4,8 @@ Everything shown comes from the summary that `twin.report.json_summary` makes, s
 `--json` cannot differ.
 """
 
+import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from io import StringIO
 from typing import Any
@@ -19,6 +21,8 @@ WIDTH = 80
 LISTED = 5
 """Refused requests named one by one; the rest are counted."""
 
+_GLUE = "\N{NO-BREAK SPACE}"
+
 
 def render(summary: Mapping[str, Any], color: bool = False) -> str:
     """The whole report as text that ends in a newline; `color` adds terminal styles."""
@@ -29,7 +33,8 @@ def render(summary: Mapping[str, Any], color: bool = False) -> str:
         [_objectives(summary)],
         _policy(summary),
         _refused(summary),
-        [*_engine(summary), *_warnings(summary), _speed(summary)],
+        _warnings(summary),
+        _engine(summary),
     ]
     return "\n".join(to_text(block, color) for block in blocks if block)
 
@@ -122,7 +127,7 @@ def _header(summary: Mapping[str, Any]) -> list[RenderableType]:
     ]
     if summary["warmup_s"]:
         lines.append(
-            Text(
+            _paragraph(
                 f"Requests that arrived in the first {limit(summary['warmup_s'])} are counted "
                 "but not measured."
             )
@@ -132,7 +137,7 @@ def _header(summary: Mapping[str, Any]) -> list[RenderableType]:
             Text("The policy is told the true output lengths (estimator oracle).", "yellow")
         )
     for timeouts in summary["client_timeouts"]:
-        lines.append(Text(_timeouts(timeouts)))
+        lines.append(_paragraph(_timeouts(timeouts)))
     return lines
 
 
@@ -248,7 +253,7 @@ def _policy(summary: Mapping[str, Any]) -> list[RenderableType]:
     if waits:
         named = ", ".join(f"{tier} {limit(wait)}" for tier, wait in waits.items())
         parts.append(
-            Text(
+            _paragraph(
                 f"A request is held for a batch until the first step after {named} at the "
                 "latest. At low load TTFT lies above vllm-fcfs by at most this wait plus one step."
             )
@@ -267,25 +272,38 @@ def _error(tokens: float | None) -> str:
 def _engine(summary: Mapping[str, Any]) -> list[RenderableType]:
     engine, origin = summary["engine"], summary["step_time"]
     queried = engine["prefix_query_tokens"]
-    hits = share(engine["prefix_hit_tokens"] / queried) if queried else "none"
-    return [
-        Text(
-            f"Engine: {plural(engine['steps'], 'step')}, busy {share(engine['busy_share'])}, "
-            f"{plural(engine['preemptions'], 'preemption')}, "
-            f"{plural(engine['recomputed_tokens'], 'token')} recomputed, "
-            f"prefix hits {hits} of {count(queried)} tokens, "
-            f"KV {share(engine['kv_usage_mean'])} used while busy, "
-            f"{share(engine['kv_waste_mean'])} empty in last pages."
+    hits = f"hits {share(engine['prefix_hit_tokens'] / queried)} of " if queried else ""
+    made = Table.grid(padding=(0, 2, 0, 0))
+    for name, value in (
+        ("Engine", f"{plural(engine['steps'], 'step')}, busy {share(engine['busy_share'])}"),
+        (
+            "KV",
+            f"{share(engine['kv_usage_mean'])} used while busy, "
+            f"{share(engine['kv_waste_mean'])} empty in last pages",
         ),
-        Text(f"Step times: {origin['engine']}, {origin['source']}, {origin['date']}."),
-    ]
+        ("Prefix", f"{hits}{plural(queried, 'prompt token')} looked up"),
+        (
+            "Preempted",
+            f"{plural(engine['preemptions'], 'request')}, "
+            f"{plural(engine['recomputed_tokens'], 'token')} recomputed",
+        ),
+        ("Step times", f"{origin['engine']}, {origin['source']}, {origin['date']}"),
+        ("Took", _speed(summary["wall_s"], summary["requests_per_wall_s"])),
+    ):
+        made.add_row(name, value)
+    return [made]
+
+
+def _speed(wall_s: float, rate: float | None) -> str:
+    each = "" if not rate else f": {count(rate)} requests/s, {duration(1000 / rate)} per 1,000"
+    return f"{duration(wall_s)} of wall time{each}"
 
 
 def _warnings(summary: Mapping[str, Any]) -> list[RenderableType]:
-    return [Text(f"Warning: {warning}", "yellow") for warning in dict.fromkeys(summary["warnings"])]
+    return [_paragraph(f"Warning: {text}", "yellow") for text in dict.fromkeys(summary["warnings"])]
 
 
-def _speed(summary: Mapping[str, Any]) -> Text:
-    wall, rate = summary["wall_s"], summary["requests_per_wall_s"]
-    each = "" if rate is None else f": {count(rate)} requests/s, {duration(1000 / rate)} per 1,000"
-    return Text(f"Took {duration(wall)} of wall time{each}.", "dim")
+def _paragraph(text: str, style: str = "") -> Text:
+    """A sentence for people, wrapped without parting a figure from its unit."""
+    glued = re.sub(r"(?<=\d) (?=(ms|s|%)\b|%)", _GLUE, text)
+    return Text(textwrap.fill(glued, WIDTH).replace(_GLUE, " "), style)
