@@ -18,7 +18,7 @@ from twin.clock import to_ps
 from twin.cluster.router import ROUTERS
 from twin.engine.config import EngineConfig
 from twin.errors import InputError
-from twin.scenario_faults import Origin, check, keys_at, unknown
+from twin.scenario_faults import Origin, check, unknown
 from twin.scenario_yaml import apply_override, parse, plain_copy
 from twin.scheduling import PolicyConfig, fingerprint
 from twin.step_time.catalogue import MODELS, GpuSpec, ModelSpec, find_gpu, find_model, parse_model
@@ -119,7 +119,9 @@ def load_scenario(
     else:
         written, lines = parse(_read_text(source), str(source))
         if not isinstance(written, dict):
-            found = "the file is empty" if written is None else f"found a {type(written).__name__}"
+            found = {type(None): "the file is empty", list: "found a list"}.get(
+                type(written), "found text"
+            )
             raise InputError(
                 f"{source}: {found}; a scenario is a mapping with keys such as model: and traffic:"
             )
@@ -127,9 +129,9 @@ def load_scenario(
     if isinstance(written.get("policy"), str) and any(o.startswith("policy.") for o in overrides):
         written["policy"] = {"preset": written["policy"]}
     for override in overrides:
-        origin.overrides[apply_override(written, override, keys_at)] = f"--set {override}"
+        origin.override(apply_override(written, override), f"--set {override}")
     if seed is not None:
-        origin.overrides[apply_override(written, f"run.seed={seed}", keys_at)] = f"--seed {seed}"
+        origin.override(apply_override(written, f"run.seed={seed}"), f"--seed {seed}")
     document = check(written)
     if not isinstance(document, schema.Document):
         raise InputError("\n".join(origin.tell(*fault) for fault in document[:10]))
@@ -194,12 +196,14 @@ def _resolved(document: schema.Document, origin: Origin) -> dict[str, Any]:
     data = document.model_dump(mode="json")
     data["name"] = document.name or Path(origin.name).stem
     if document.model not in MODELS:
-        data["model"] = str(origin.resolve(document.model))
+        data["model"] = str(origin.resolve(document.model, "model"))
     if document.hardware.step_time is not None:
-        data["hardware"]["step_time"] = str(origin.resolve(document.hardware.step_time))
-    for stream in data["traffic"]:
+        data["hardware"]["step_time"] = str(
+            origin.resolve(document.hardware.step_time, "hardware", "step_time")
+        )
+    for i, stream in enumerate(data["traffic"]):
         if "trace" in stream:
-            stream["trace"] = str(origin.resolve(stream["trace"]))
+            stream["trace"] = str(origin.resolve(stream["trace"], "traffic", i, "trace"))
     return data
 
 
@@ -207,10 +211,11 @@ def _check_can_run(stream: Stream, index: int, max_model_len: int, origin: Origi
     """Refuse a stream of which no request can ever run: every prompt fills the context or more."""
     if isinstance(stream, TraceStream):
         key, shortest = "trace", 0
-        for row in islice(read_azure(stream.path), stream.requests):
-            if row.prompt_tokens < max_model_len:
-                return
-            shortest = min(shortest or row.prompt_tokens, row.prompt_tokens)
+        with origin.placed("traffic", index, "trace", named=True):
+            for row in islice(read_azure(stream.path), stream.requests):
+                if row.prompt_tokens < max_model_len:
+                    return
+                shortest = min(shortest or row.prompt_tokens, row.prompt_tokens)
         what = f"the shortest prompt in {stream.path} has {shortest} tokens"
     else:
         key, system = "prompt_tokens", 0
@@ -230,7 +235,7 @@ def _check_can_run(stream: Stream, index: int, max_model_len: int, origin: Origi
 
 
 def _model(name: str, origin: Origin) -> ModelSpec:
-    folder = origin.resolve(name)
+    folder = origin.resolve(name, "model")
     if name in MODELS or not folder.is_dir():
         with origin.placed("model"):
             return find_model(name)
@@ -242,7 +247,7 @@ def _model(name: str, origin: Origin) -> ModelSpec:
 def _profile(hardware: schema.Hardware, model: ModelSpec, origin: Origin) -> Profile:
     """The step-time profile: the file the scenario names, or the packaged one of this model and hardware."""
     if hardware.step_time is not None:
-        path = origin.resolve(hardware.step_time)
+        path = origin.resolve(hardware.step_time, "hardware", "step_time")
         content = _read_json(path, ("hardware", "step_time"), origin)
         with origin.placed("hardware", "step_time"):
             return parse_profile(content, str(path))
@@ -266,10 +271,11 @@ def _read_text(path: str | Path) -> str:
         raise InputError(
             f"{path}: not text in UTF-8 (byte 0x{byte:02x}); a scenario is a YAML file"
         ) from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except ValueError as error:  # a NUL in the name
-        raise InputError(f"{str(path)!r}: cannot be read: {error}") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or error
+        name = str(path)
+        shown = name if name and name.isprintable() else repr(name)
+        raise InputError(f"{shown}: cannot be read: {reason}") from None
 
 
 def _read_json(path: Path, key: tuple[str | int, ...], origin: Origin) -> Any:

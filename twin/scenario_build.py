@@ -14,7 +14,12 @@ from twin.metrics.summary import parse_objective
 from twin.scenario_faults import Origin, unknown
 from twin.scheduling import PRESETS, Policy, PolicyConfig, policy_config
 from twin.step_time.catalogue import MODELS, GpuSpec, ModelSpec
-from twin.step_time.memory import MemoryPlan, check_one_request_fits, kv_blocks
+from twin.step_time.memory import (
+    KV_DTYPE_BYTES,
+    MemoryPlan,
+    check_one_request_fits,
+    kv_blocks,
+)
 from twin.step_time.profiles import Profile
 from twin.workload.streams import Clients, Stream, SyntheticStream, TraceStream
 from twin.workload.synthetic import Arrivals, Constant, Fixed, Length, Poisson, Sessions, Uniform
@@ -43,9 +48,11 @@ def policy_of(written: Any, max_model_len: int, origin: Origin) -> tuple[str, Po
         origin.fail(
             ("policy",), f"must be a name or a mapping with tiers or a preset, got {written!r}"
         )
-    with origin.placed("policy"):
+    try:
         config = policy_config(written)
         Policy(config, max_model_len, lambda rid: 1)  # an order that does not exist shows here
+    except ValueError as error:
+        origin.fail(("policy",), str(error).removeprefix("policy: "))
     return name, config
 
 
@@ -80,7 +87,13 @@ def engine_of(
     """The engine's limits with vLLM's own defaults and checks, and how its memory is shared out."""
     engine, hardware = document.engine, document.hardware
     if engine.version not in schema.ENGINE_VERSIONS:
-        origin.fail(("engine", "version"), unknown(engine.version, schema.ENGINE_VERSIONS))
+        known = ", ".join(schema.ENGINE_VERSIONS)
+        origin.fail(
+            ("engine", "version"), f"{engine.version!r} is not modelled; choose one of {known}"
+        )
+    if engine.kv_cache_dtype not in ("auto", *KV_DTYPE_BYTES):
+        problem = unknown(engine.kv_cache_dtype, ["auto", *KV_DTYPE_BYTES])
+        origin.fail(("engine", "kv_cache_dtype"), problem)
     default_tokens, default_seqs = _defaults(gpu)
     max_num_seqs = engine.max_num_seqs or default_seqs
     max_num_batched_tokens = engine.max_num_batched_tokens
@@ -207,7 +220,7 @@ def stream_of(
         total_timeout_ps=_ps(stream.timeouts.total),
     )
     if isinstance(stream, schema.TraceStream):
-        path = str(origin.resolve(stream.trace))
+        path = str(origin.resolve(stream.trace, *here, "trace"))
         return TraceStream(clients, path, Fraction(str(stream.speedup)), stream.requests)
     sessions = stream.sessions
     return SyntheticStream(

@@ -92,13 +92,24 @@ class Origin:
     overrides: dict[KeyPath, str]
     """Path -> the option on the command line that set it."""
 
+    def override(self, path: KeyPath, text: str) -> None:
+        """An option has replaced what stood at `path`."""
+        self.overrides[path] = text
+        for below in [key for key in self.lines if key[: len(path)] == path and key != path]:
+            del self.lines[below]
+
     def place(self, path: KeyPath) -> str:
-        """The file and line, or the option, that set the value at `path` or the section around it."""
-        for end in range(len(path), 0, -1):
+        """The file and line, or the options, that set what is at `path`, or else the section around it."""
+        for end in range(len(path), -1, -1):
             if path[:end] in self.overrides:
                 return self.overrides[path[:end]]
-            if path[:end] in self.lines:
-                return f"{self.name} line {self.lines[path[:end]]}"
+            below = [text for key, text in self.overrides.items() if key[:end] == path[:end]]
+            line = self.lines.get(path[:end]) if end else None
+            if end == len(path) and below:
+                written = [] if line is None else [f"{self.name} line {line}"]
+                return " with ".join([*written, *below])
+            if line is not None:
+                return f"{self.name} line {line}"
         return self.name
 
     def tell(self, path: KeyPath, problem: str) -> str:
@@ -119,9 +130,13 @@ class Origin:
                 self.tell(path, str(error)) if named else f"{self.place(path)}: {error}"
             ) from None
 
-    def resolve(self, path: str) -> Path:
-        """A path of the scenario as seen from the working directory."""
-        return self.folder / Path(path).expanduser()
+    def resolve(self, written: str, *path: str | int) -> Path:
+        """A file or folder named at `path`, as seen from the working directory.
+
+        Names in the file are relative to the file; those in an option are relative to the working directory.
+        """
+        optional = any(path[:end] in self.overrides for end in range(1, len(path) + 1))
+        return (Path() if optional else self.folder) / Path(written).expanduser()
 
 
 class Fault(NamedTuple):
@@ -135,9 +150,7 @@ class Fault(NamedTuple):
 
 def unknown(value: str, known: Mapping[str, object] | Sequence[str]) -> str:
     """The sentence for a name that does not exist, with the nearest that do."""
-    near = get_close_matches(value, list(known), n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{value!r} is not known; {hint}known: {', '.join(known)}"
+    return f"{value!r} is not known; {_suggestion(value, list(known))}known: {', '.join(known)}"
 
 
 def check(document: Any) -> Document | list[Fault]:
@@ -222,6 +235,8 @@ def _fault(entry: Any) -> Fault:
             hint = "; numbers, true and false are written without quotes"
         if kind == "string_type":
             hint = '; put it in quotes: "..."'
+        if path[-1:] in (("prompt_tokens",), ("output_tokens",)) and isinstance(given, int):
+            hint = f"; write {{fixed: {given}}}"
         return Fault(path, f"{_TYPES[kind]}, got {_shown(given)}{hint}")
     return Fault(path, f"{entry['msg'][0].lower()}{entry['msg'][1:]}, got {_shown(given)}")
 
@@ -238,9 +253,12 @@ def _unknown_key(path: KeyPath) -> str:
     known = keys_at(path[:-1])
     if key in ELSEWHERE:
         return f"unknown key here: {ELSEWHERE[key]}"
-    near = get_close_matches(key, known, n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"unknown key; {hint}known: {', '.join(known)}"
+    return f"unknown key; {_suggestion(key, known) or 'known: ' + ', '.join(known)}".rstrip()
+
+
+def _suggestion(value: str, known: Sequence[str]) -> str:
+    near = get_close_matches(value, known, n=1, cutoff=0.6)
+    return f"did you mean {near[0]!r}? " if near else ""
 
 
 def _shown(value: Any) -> str:

@@ -5,8 +5,7 @@ always text. A key written twice is an error.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import yaml
@@ -15,9 +14,6 @@ from twin.errors import InputError
 
 KeyPath = tuple[str | int, ...]
 """Keys and list positions from the top of a document down to a value."""
-
-KeysAt = Callable[[KeyPath], Sequence[str]]
-"""Path of a section -> keys known in it, empty if any key may stand there."""
 
 MAX_NODES = 100_000
 """Values in one document at most; aliases of aliases can stand for more than memory holds."""
@@ -56,11 +52,10 @@ def parse(text: str, place: str) -> tuple[Any, dict[KeyPath, int]]:
     `place` names the text in messages. Raises InputError for text that is no YAML, for a doubled key, for a key that
     is no text or number, and for tags other than YAML's plain values.
     """
-    loader = _Loader(text)
+    lines: dict[KeyPath, int] = {}
     try:
-        node = loader.get_single_node()
-        lines: dict[KeyPath, int] = {}
-        return (None if node is None else _value(loader, node, (), lines, place)), lines
+        node = yaml.compose(text, _Loader)
+        return (None if node is None else _value(node, (), lines, place)), lines
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f" line {mark.line + 1}" if mark else ""
@@ -71,13 +66,9 @@ def parse(text: str, place: str) -> tuple[Any, dict[KeyPath, int]]:
         raise InputError(f"{place}: not readable as YAML: {str(error).splitlines()[0]}") from None
     except RecursionError:
         raise InputError(f"{place}: nested too deeply") from None
-    finally:
-        loader.dispose()
 
 
-def _value(
-    loader: _Loader, node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], place: str
-) -> Any:
+def _value(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], place: str) -> Any:
     line = node.start_mark.line + 1
     lines.setdefault(path, line)
     if len(lines) > MAX_NODES:
@@ -99,10 +90,10 @@ def _value(
                     f"{lines[(*path, key)]}; keep one"
                 )
             lines[(*path, key)] = key_line
-            mapping[key] = _value(loader, value_node, (*path, key), lines, place)
+            mapping[key] = _value(value_node, (*path, key), lines, place)
         return mapping
     if isinstance(node, yaml.SequenceNode):
-        return [_value(loader, item, (*path, i), lines, place) for i, item in enumerate(node.value)]
+        return [_value(item, (*path, i), lines, place) for i, item in enumerate(node.value)]
     read = _SCALARS.get(node.tag)
     if read is None:
         raise InputError(
@@ -116,11 +107,12 @@ def dotted(path: KeyPath) -> str:
     return ".".join(str(step) for step in path)
 
 
-def apply_override(document: dict[str, Any], text: str, known: KeysAt) -> KeyPath:
+def apply_override(document: dict[str, Any], text: str) -> KeyPath:
     """Put `a.b.c=value` into the document (value read as YAML); returns the path.
 
-    Sections in between that are not written yet appear. Raises InputError for a form that is not key=value, a list
-    position that does not exist, and a path that leads through a plain value.
+    Sections in between that are not written yet appear; whether the keys are known is for others to check. Raises
+    InputError for a form that is not key=value, a list position that does not exist, and a path that leads through a
+    plain value.
     """
     place = f"--set {text}"
     name, equals, written = text.partition("=")
@@ -139,13 +131,6 @@ def apply_override(document: dict[str, Any], text: str, known: KeysAt) -> KeyPat
                 here[position] = value
             here = here[position]
             continue
-        keys = known(path)
-        if keys and step not in keys and step not in here:
-            near = get_close_matches(step, keys, n=1, cutoff=0.6)
-            hint = f"did you mean {dotted((*path, near[0]))}? " if near else ""
-            raise InputError(
-                f"{place}: {dotted((*path, step))}: unknown key; {hint}known: {', '.join(keys)}"
-            )
         path = (*path, step)
         if last:
             here[step] = value

@@ -219,16 +219,18 @@ class _Run:
     def result(self, wall_s: float, interrupted: bool) -> Result:
         """Close the books: whatever is inside is unfinished."""
         scenario = self._scenario
-        self._count(0)
-        for replica in self._replicas:
-            replica.finish_run()
-        records = sorted(self._records, key=lambda record: record.index)
         if interrupted:
             simulated_ps = self._now_ps
         elif scenario.run.until_ps is not None:
             simulated_ps = scenario.run.until_ps
         else:
-            simulated_ps = max((r.finish_ps for r in records if r.finish_ps is not None), default=0)
+            ends = (r.finish_ps for r in self._records if r.finish_ps is not None)
+            simulated_ps = max(ends, default=0)
+        inside_ps = self._inflight * (simulated_ps - self._inflight_since)
+        inflight_request_ps = self._inflight_request_ps + inside_ps
+        for replica in self._replicas:
+            replica.finish_run()
+        records = sorted(self._records, key=lambda record: record.index)
         return Result(
             scenario=scenario,
             records=records,
@@ -237,7 +239,7 @@ class _Run:
             policies=tuple(r.policy.stats() for r in self._replicas if r.policy is not None),
             warnings=scenario.warnings,
             simulated_ps=simulated_ps,
-            inflight_request_ps=self._inflight_request_ps,
+            inflight_request_ps=inflight_request_ps,
             events=self._events,
             wall_s=wall_s,
             interrupted=interrupted,

@@ -1,0 +1,410 @@
+"""Traffic: exact instants, separate sources of chance, one order over all streams."""
+
+import gzip
+import math
+from fractions import Fraction
+from itertools import islice, pairwise
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.runs import azure_csv
+from twin.clock import PS
+from twin.errors import InputError
+from twin.metrics.records import RequestRecord
+from twin.workload.formats import count_lines, read_azure
+from twin.workload.streams import (
+    Clients,
+    SyntheticStream,
+    Traffic,
+    TraceStream,
+    open_streams,
+)
+from twin.workload.synthetic import Constant, Fixed, Poisson, Sessions, Shares, Uniform
+
+HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+
+
+def clients(**changes):
+    values = {
+        "tiers": {"ONLINE": 1.0},
+        "tenants": {"default": 1.0},
+        "max_tokens": None,
+        "ttft_timeout_ps": None,
+        "total_timeout_ps": None,
+    }
+    return Clients(**values | changes)
+
+
+def synthetic(**changes):
+    values = {
+        "clients": clients(),
+        "arrivals": Poisson(5.0),
+        "prompt_tokens": Fixed(10),
+        "output_tokens": Uniform(1, 100),
+        "requests": 20,
+        "duration_ps": None,
+        "sessions": None,
+    }
+    return SyntheticStream(**values | changes)
+
+
+def taken(streams, seed=1):
+    """All requests that need no reply before them."""
+    traffic = Traffic(open_streams(streams, seed))
+    requests = []
+    while traffic.next_ps() is not None:
+        requests.append(traffic.pop().request)
+    return requests
+
+
+def ended(request, finish_ps, outcome="completed", output_tokens=None):
+    return RequestRecord(
+        index=request.index,
+        tier=request.tier,
+        tenant=request.tenant,
+        session=request.session,
+        stream=request.stream,
+        replica=0,
+        arrival_ps=request.arrival_ps,
+        first_scheduled_ps=None,
+        first_token_ps=None,
+        finish_ps=finish_ps,
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=request.output_tokens if output_tokens is None else output_tokens,
+        outcome=outcome,
+        reason="stop",
+    )
+
+
+# --- distributions ------------------------------------------------------------------------
+
+
+def test_poisson_has_the_rate_and_the_spread_of_exponential_gaps():
+    instants = list(islice(Poisson(4.0).instants(Random("x")), 20_000))
+    gaps = [b - a for a, b in pairwise([0, *instants])]
+    mean = sum(gaps) / len(gaps)
+    spread = math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / len(gaps))
+    assert mean == pytest.approx(PS / 4, rel=0.02)
+    assert spread == pytest.approx(mean, rel=0.03)
+    assert all(isinstance(t, int) for t in instants)
+
+
+def test_constant_arrivals_do_not_drift():
+    instants = list(islice(Constant(0.3).instants(Random()), 300_001))
+    assert instants[0] == 0
+    assert instants[1] == round(PS / Fraction("0.3"))
+    assert instants[300_000] == 1_000_000 * PS
+
+
+@given(st.integers(1, 50), st.integers(0, 50), st.integers())
+def test_uniform_lengths_reach_both_ends_and_nothing_else(low, width, seed):
+    length, rng = Uniform(low, low + width), Random(seed)
+    drawn = {length.draw(rng) for _ in range(1000)}
+    assert drawn <= set(range(low, low + width + 1))
+    assert length.least == low
+
+
+def test_shares_are_kept():
+    shares, rng = Shares({"a": 0.7, "b": 0.2, "c": 0.1, "never": 0.0}), Random(3)
+    drawn = [shares.draw(rng) for _ in range(20_000)]
+    assert set(drawn) == {"a", "b", "c"}
+    assert drawn.count("a") == pytest.approx(14_000, rel=0.02)
+    assert drawn.count("c") == pytest.approx(2000, rel=0.06)
+
+
+# --- streams ------------------------------------------------------------------------------
+
+
+def test_the_same_seed_gives_the_same_traffic_and_another_seed_another():
+    streams = [synthetic(), synthetic(arrivals=Constant(3.0))]
+    assert taken(streams, 1) == taken(streams, 1)
+    assert taken(streams, 1) != taken(streams, 2)
+
+
+def times(requests, stream=0):
+    return [r.arrival_ps for r in requests if r.stream == stream]
+
+
+def lengths(requests, stream=0):
+    return [(r.prompt_tokens, r.output_tokens) for r in requests if r.stream == stream]
+
+
+def who(requests, stream=0):
+    return [(r.tier, r.tenant) for r in requests if r.stream == stream]
+
+
+def test_no_source_of_chance_disturbs_another():
+    base = taken([synthetic()])
+    mixed = taken([synthetic(clients=clients(tiers={"ONLINE": 0.5, "BATCH": 0.5}))])
+    longer = taken([synthetic(prompt_tokens=Uniform(10, 90))])
+    joined = taken([synthetic(), synthetic()])
+    denser = taken([synthetic(arrivals=Poisson(50.0))])
+    assert times(base) == times(mixed) == times(longer) == times(joined)
+    assert lengths(base) == lengths(mixed) == lengths(joined) == lengths(denser)
+    assert [o for _, o in lengths(base)] == [o for _, o in lengths(longer)]
+    assert who(base) == who(longer)
+    assert {tier for tier, _ in who(mixed)} == {"ONLINE", "BATCH"}
+    assert times(joined, 0) != times(joined, 1)
+
+
+def test_streams_are_merged_by_instant_then_position_and_numbered_in_that_order():
+    streams = [
+        synthetic(arrivals=Constant(2.0), requests=6),
+        synthetic(arrivals=Constant(4.0), requests=6),
+    ]
+    requests = taken(streams)
+    assert [r.index for r in requests] == list(range(12))
+    assert [(r.arrival_ps * 4 // PS, r.stream) for r in requests] == [
+        (0, 0), (0, 1), (1, 1), (2, 0), (2, 1), (3, 1), (4, 0), (4, 1), (5, 1), (6, 0), (8, 0), (10, 0),
+    ]  # fmt: skip
+
+
+def test_requests_are_made_one_at_a_time():
+    endless = synthetic(requests=None, duration_ps=10**30)
+    traffic = Traffic(open_streams([endless, endless], 1))
+    assert [traffic.pop().request.index for _ in range(1000)] == list(range(1000))
+
+
+def test_duration_ends_a_stream_before_that_instant():
+    exact = synthetic(arrivals=Constant(10.0), requests=None, duration_ps=PS)
+    assert len(taken([exact])) == 10
+    both = synthetic(arrivals=Constant(10.0), requests=4, duration_ps=PS)
+    assert len(taken([both])) == 4
+
+
+def test_content_is_shared_by_nobody_without_sessions():
+    requests = taken([synthetic(), synthetic()])
+    ids = [i for r in requests for i in (r.reply, *(content for content, _ in r.prompt))]
+    assert len(ids) == len(set(ids))
+
+
+def test_what_clients_ask_for_is_in_every_request():
+    asked = clients(max_tokens=7, ttft_timeout_ps=3, total_timeout_ps=5, tenants={"t": 1.0})
+    for r in taken([synthetic(clients=asked)]):
+        assert (r.max_tokens, r.ttft_timeout_ps, r.total_timeout_ps, r.tenant) == (7, 3, 5, "t")
+
+
+# --- sessions -----------------------------------------------------------------------------
+
+
+def talk(turns=3, requests=6, think_ps=5 * PS, system=32, **changes):
+    sessions = Sessions(turns, system, think_ps)
+    return synthetic(sessions=sessions, requests=requests, arrivals=Constant(1.0), **changes)
+
+
+def test_a_turn_repeats_all_that_was_said_and_comes_a_think_time_after_the_reply():
+    traffic = Traffic(open_streams([talk()], 1))
+    first = traffic.pop().request
+    other = traffic.pop().request
+    assert traffic.next_ps() is None
+    traffic.on_finish(ended(first, 10 * PS, output_tokens=3))
+    assert traffic.next_ps() == 15 * PS
+    second = traffic.pop().request
+    assert second.session == first.session != other.session
+    assert second.index == 2
+    assert second.prompt[: len(first.prompt) + 1] == (*first.prompt, (first.reply, 3))
+    assert second.prompt_tokens == first.prompt_tokens + 3 + 10
+    assert first.prompt[0] == other.prompt[0]
+    assert first.prompt[0][1] == 32
+    assert first.prompt[1] != other.prompt[1]
+    traffic.on_finish(ended(second, 20 * PS))
+    third = traffic.pop().request
+    traffic.on_finish(ended(third, 30 * PS))
+    assert traffic.next_ps() is None
+
+
+@pytest.mark.parametrize("outcome", ["refused", "timed_out", "aborted"])
+def test_a_turn_that_is_not_completed_ends_its_session(outcome):
+    traffic = Traffic(open_streams([talk(requests=3)], 1))
+    first = traffic.pop().request
+    traffic.on_finish(ended(first, 10 * PS, outcome))
+    assert traffic.next_ps() is None
+
+
+def test_requests_counts_the_turns_of_all_sessions():
+    traffic = Traffic(open_streams([talk(turns=4, requests=10)], 1))
+    assert traffic.expected() == 10
+    number = 0
+    while traffic.next_ps() is not None:
+        request = traffic.pop().request
+        number += 1
+        traffic.on_finish(ended(request, request.arrival_ps))
+    assert number == 10
+
+
+def test_lengths_of_a_session_do_not_depend_on_when_replies_end():
+    def play(delay):
+        traffic = Traffic(open_streams([talk(prompt_tokens=Uniform(1, 50))], 1))
+        found = {}
+        while traffic.next_ps() is not None:
+            r = traffic.pop().request
+            found[r.session, len(r.prompt)] = (r.prompt[-1][1], r.output_tokens)
+            traffic.on_finish(ended(r, r.arrival_ps + delay(r)))
+        return found
+
+    assert play(lambda r: PS) == play(lambda r: PS * (9 if r.session == "0-0" else 1))
+
+
+def test_later_turns_and_first_ones_share_one_order():
+    traffic = Traffic(open_streams([talk(think_ps=0), synthetic(arrivals=Constant(2.0))], 1))
+    first = traffic.pop().request
+    traffic.on_finish(ended(first, PS))
+    order = [traffic.pop() for _ in range(5)]
+    keys = [(a.due_ps, a.stream, a.number, a.turn) for a in order]
+    assert keys == sorted(keys)
+    assert (PS, 0, 0, 1) in keys
+
+
+def test_without_a_system_prompt_nothing_of_zero_length_is_in_the_prompt():
+    traffic = Traffic(open_streams([talk(system=0)], 1))
+    assert [tokens for _, tokens in traffic.pop().request.prompt] == [10]
+
+
+# --- Azure traces -------------------------------------------------------------------------
+
+
+def rows(path):
+    return [tuple(row)[1:] for row in read_azure(str(path))]
+
+
+def write(folder, text, name="trace.csv"):
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return str(path)
+
+
+def test_stamps_are_read_from_their_digits(tmp_path):
+    path = azure_csv(
+        tmp_path,
+        [
+            ("2023-11-16 23:59:59.1000001", 374, 44),
+            ("2023-11-17 00:00:00.000000000001", 396, 109),
+            ("2024-02-29T00:00:00", 1, 1),
+            ("2024-03-01 00:00:00.1", 2, 3),
+        ],
+    )
+    day = 86_400 * PS
+    start = day - PS + 100_000_100_000  # 23:59:59.1000001
+    assert rows(path) == [
+        (0, 374, 44),
+        (day + 1 - start, 396, 109),
+        (105 * day - start, 1, 1),
+        (106 * day + PS // 10 - start, 2, 3),
+    ]
+
+
+def test_zones_are_minded(tmp_path):
+    path = azure_csv(
+        tmp_path,
+        [
+            ("2024-05-10 12:00:00+02:00", 1, 1),
+            ("2024-05-10 10:00:01Z", 1, 1),
+            ("2024-05-10 05:30:02-04:30", 1, 1),
+        ],
+    )
+    assert [at for at, *_ in rows(path)] == [0, PS, 2 * PS]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        HEADER + "2023-11-16 18:15:46.68,374,44\n2023-11-16 18:15:47.68,5,6\n",
+        (HEADER + "2023-11-16 18:15:46.68,374,44\n2023-11-16 18:15:47.68,5,6").replace("\n", "\r\n"),
+        "\ufeff" + HEADER + "2023-11-16 18:15:46.68,374,44\n2023-11-16 18:15:47.68,5,6\n\n",
+        HEADER + '"2023-11-16 18:15:46.68","374","44"\n2023-11-16 18:15:47.68, 5, 6\n',
+        "Extra,GeneratedTokens,ContextTokens,TIMESTAMP\n"
+        "x,44,374,2023-11-16 18:15:46.68\ny,6,5,2023-11-16 18:15:47.68\n",
+    ],
+    ids=["plain", "crlf", "bom", "quoted", "reordered"],
+)  # fmt: skip
+def test_forms_of_the_same_trace(tmp_path, text):
+    assert rows(write(tmp_path, text)) == [(0, 374, 44), (PS, 5, 6)]
+    packed = write(tmp_path, gzip.compress(text.encode()), "trace.csv.gz")
+    assert rows(packed) == [(0, 374, 44), (PS, 5, 6)]
+
+
+ROW = "2023-11-16 18:15:46.68,374,44\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the file is empty; expected a header TIMESTAMP,ContextTokens,GeneratedTokens"),
+        (HEADER, "there is a header but no row under it"),
+        ("a,b,c\n" + ROW, r"line 1: no column 'TIMESTAMP' in the header \('a', 'b', 'c'\)"),
+        ("TIMESTAMP,ContextToken,GeneratedTokens\n" + ROW, "line 1: no column 'ContextTokens'.*by 'ContextToken'"),
+        ("TIMESTAMP,ContextTokens,ContextTokens,GeneratedTokens\n" + ROW, "line 1: column 'ContextTokens' is there twice"),
+        (HEADER + ROW + "2023-11-16 18:15:47.68,5\n", "line 3: 2 fields where the header has 3"),
+        (HEADER + ROW + "2023-11-16 18:15:45.68,5,6\n", "line 3: TIMESTAMP: .*45.68' is before .*46.68' of line 2; sort"),
+        (HEADER + ROW + "2023-11-16 18:15:47,0,6\n", "line 3: ContextTokens: '0' must be a whole number of tokens, at least 1"),
+        (HEADER + ROW + "2023-11-16 18:15:47,5,-6\n", "line 3: GeneratedTokens: '-6' must be"),
+        (HEADER + ROW + "2023-11-16 18:15:47,5,nan\n", "line 3: GeneratedTokens: 'nan' must be"),
+        (HEADER + ROW + "2023-11-16 18:15:47,5.0,6\n", "line 3: ContextTokens: '5.0' must be"),
+        (HEADER + ROW + "2023-11-16 18:15:47,5,\n", "line 3: GeneratedTokens: '' must be"),
+        (HEADER + ROW + "2023-11-16 18:15:47," + "9" * 5000 + ",6\n", "line 3: ContextTokens: '999"),
+        (HEADER + "1700158546.68,5,6\n", "line 2: TIMESTAMP: '1700158546.68' is no instant; write YYYY-MM-DD"),
+        (HEADER + "2023-02-30 18:15:47,5,6\n", "line 2: TIMESTAMP: '2023-02-30 18:15:47': day is out of range"),
+        (HEADER + "2023-02-03 24:15:47,5,6\n", "line 2: TIMESTAMP: .* has no such time of day"),
+        (HEADER + "2023-02-03 23:15:47.0000000000001,5,6\n", "line 2: TIMESTAMP: .* is no instant"),
+        (HEADER + ROW + "2023-11-16 18:15:47Z,5,6\n", "line 3: TIMESTAMP: .* has a time zone, the rows before have none"),
+        (HEADER + "2023-11-16 18:15:47Z,5,6\n" + ROW, "line 3: TIMESTAMP: .* has no time zone, the rows before have one"),
+        (b"TIMESTAMP,ContextTokens,GeneratedTokens\n\xff\xfe\x00", "not text in UTF-8"),
+        (b"\x89PNG\r\n\x1a\n\x00", "after line 0: not text in UTF-8"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_with_its_line(tmp_path, text, message):
+    path = write(tmp_path, text)
+    with pytest.raises(InputError, match=message) as caught:
+        rows(path)
+    assert str(caught.value).startswith(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    whole = gzip.compress((HEADER + ROW * 50).encode())
+    for path, message in [
+        (str(tmp_path / "none.csv"), "cannot be read: No such file"),
+        (str(tmp_path), "cannot be read: Is a directory"),
+        (write(tmp_path, whole[:-20], "cut.csv.gz"), "not a whole gzip file"),
+        (write(tmp_path, HEADER + ROW, "plain.csv.gz"), "not a whole gzip file"),
+        (write(tmp_path, whole, "packed.csv"), "not text in UTF-8"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            rows(path)
+
+
+def test_rows_are_read_as_they_are_asked_for(tmp_path):
+    path = write(tmp_path, HEADER + ROW + "broken\n")
+    assert next(read_azure(path)).line == 2
+    spec = TraceStream(clients(), path, Fraction(1), 1)
+    assert len(taken([spec])) == 1
+
+
+def trace(path, speedup="1", requests=None, **changes):
+    return TraceStream(clients(**changes), path, Fraction(speedup), requests)
+
+
+def test_speedup_divides_the_instants(tmp_path):
+    path = azure_csv(tmp_path, [(f"2023-11-16 18:15:0{i}.7", 5, 6) for i in range(5)])
+    assert times(taken([trace(path, "3")])) == [round(Fraction(i * PS, 3)) for i in range(5)]
+    assert times(taken([trace(path, "0.5", 2)])) == [0, 2 * PS]
+
+
+def test_a_request_that_is_refused_can_be_found_in_the_file(tmp_path):
+    path = azure_csv(tmp_path, [("2023-11-16 18:15:00", 5, 6)] * 3)
+    traffic = Traffic(open_streams([trace(path)], 1))
+    assert [traffic.pop().line for _ in range(3)] == [2, 3, 4]
+    assert count_lines(path) == 4
+
+
+def test_the_azure_conversation_trace(twin_data):
+    requests = taken([trace(str(twin_data / "traces" / "azure2023_conv.csv"))])
+    assert len(requests) == 19_366
+    assert requests[0].arrival_ps == 0
+    assert requests[1].arrival_ps == 4_314_579_000_000
+    assert (requests[0].prompt_tokens, requests[0].output_tokens) == (374, 44)
+    assert requests[-1].arrival_ps == 3_501_721_937_000_000
+    assert times(requests) == sorted(times(requests))
