@@ -1,6 +1,7 @@
 """Rules of the house that no linter knows: who may touch what, and what is shipped."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -164,6 +165,23 @@ def test_python_m_equals_the_script(module):
         ]
         assert asked[0].returncode == asked[1].returncode == 0
         assert asked[0].stdout == asked[1].stdout != b""
+
+
+def test_a_run_needs_the_base_dependencies_only():
+    extras = PROJECT["project"]["optional-dependencies"]
+    needed = {re.split("[^A-Za-z0-9_-]", line)[0] for line in PROJECT["project"]["dependencies"]}
+    extra = {re.split("[^A-Za-z0-9_-]", line)[0] for lines in extras.values() for line in lines}
+    blocked = {name.replace("-", "_") for name in extra - needed - {"setuptools"}} | {"vllm"}
+    script = (
+        "import sys; sys.modules.update(dict.fromkeys(sys.argv.pop(1).split())); "
+        "from twin.cli import main; main()"
+    )
+    command = [sys.executable, "-c", script, " ".join(blocked), "run", "examples/chat-8b.yaml"]
+    options = ["--set", "traffic.0.requests=20", "--json"]
+    run = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout)["totals"]["offered"] == 20
+    assert {"pandas", "optuna", "streamlit", "httpx", "ray"} <= blocked
 
 
 def test_packages_are_listed():
