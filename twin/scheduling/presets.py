@@ -14,8 +14,8 @@ PRESETS: dict[str, PolicyConfig] = {
     "priority": PolicyConfig(
         tiers=(
             TierConfig(name="ONLINE", preemptible=False),
-            TierConfig(name="BATCH", promote_after=60.0),
-            TierConfig(name="OFFLINE", promote_after=120.0),
+            TierConfig(name="BATCH", promote_after=300.0),
+            TierConfig(name="OFFLINE", promote_after=600.0),
         ),
         default_tier="ONLINE",
     ),
@@ -34,7 +34,7 @@ PRESETS: dict[str, PolicyConfig] = {
                 batch_size=32,
                 batch_tokens=16384,
                 max_wait=0.050,
-                promote_after=60.0,
+                promote_after=300.0,
                 victims="largest",
             ),
             TierConfig(
@@ -42,7 +42,7 @@ PRESETS: dict[str, PolicyConfig] = {
                 batch_size=64,
                 batch_tokens=32768,
                 max_wait=0.200,
-                promote_after=120.0,
+                promote_after=600.0,
                 victims="largest",
             ),
         ),
@@ -63,7 +63,7 @@ PRESETS: dict[str, PolicyConfig] = {
                 order="length",
                 groups=_LENGTH_GROUPS,
                 max_wait=0.050,
-                promote_after=60.0,
+                promote_after=300.0,
                 victims="largest",
             ),
             TierConfig(
@@ -71,7 +71,7 @@ PRESETS: dict[str, PolicyConfig] = {
                 order="length",
                 groups=_LENGTH_GROUPS,
                 max_wait=0.200,
-                promote_after=120.0,
+                promote_after=600.0,
                 victims="largest",
             ),
         ),
@@ -80,7 +80,7 @@ PRESETS: dict[str, PolicyConfig] = {
     "slo": PolicyConfig(
         tiers=(
             TierConfig(name="ONLINE", order="edf", ttft_target=1.0, preemptible=False),
-            TierConfig(name="BATCH", order="edf", ttft_target=30.0, rank=1, promote_after=60.0),
+            TierConfig(name="BATCH", order="edf", ttft_target=30.0, rank=1, promote_after=300.0),
             TierConfig(name="OFFLINE", order="edf", ttft_target=300.0, rank=1, promote_after=600.0),
         ),
         default_tier="ONLINE",
