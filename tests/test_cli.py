@@ -14,8 +14,10 @@ import pytest
 
 from twin import cli
 from twin.metrics.summary import LATENCIES, OUTCOMES
+from twin.report.json_summary import summarize
 from twin.report.records_file import COLUMNS
 from twin.report.tables import WIDTH
+from twin.simulation import load_scenario, simulate
 
 ROOT = Path(__file__).parents[1]
 SCENARIO = """
@@ -78,7 +80,7 @@ def test_json_has_every_name_of_the_contract(twin, scenario):
     counts = ["offered", *OUTCOMES]
     assert list(summary["totals"]) == counts
     assert summary["totals"]["offered"] == summary["attempts"] == 60
-    assert set(summary["tiers"]) <= {"ONLINE", "BATCH", "OFFLINE"}
+    assert list(summary["tiers"]) == ["ONLINE", "BATCH", "OFFLINE"]
     for tier in summary["tiers"].values():
         assert tier["offered"] == sum(tier[outcome] for outcome in OUTCOMES)
         for latency in LATENCIES:
@@ -92,6 +94,18 @@ def test_json_has_every_name_of_the_contract(twin, scenario):
         assert summary[name]
     assert summary["requests_per_wall_s"] == pytest.approx(60 / summary["wall_s"])
     assert summary["interrupted"] is False
+
+
+def test_engine_figures_are_of_all_replicas(scenario):
+    result = simulate(load_scenario(scenario))
+    engine = summarize(result)["engine"]
+    both = result.engines
+    assert len(both) == 2
+    assert engine["steps"] == sum(one.steps for one in both)
+    busy = sum(one.busy_ps for one in both)
+    weighted = sum(one.kv_usage_mean * one.busy_ps for one in both) / busy
+    assert engine["kv_usage_mean"] == pytest.approx(weighted)
+    assert engine["busy_share"] == busy / (2 * result.simulated_ps)
 
 
 def test_the_same_seed_gives_the_same_json_but_for_the_wall_time(twin, scenario):

@@ -135,6 +135,7 @@ def test_figures_equal_their_definitions(run, wanted, warmup_ps):
     for tier, summary in tiers.items():
         own = [r for r in run if r.tier == tier and r.arrival_ps >= warmup_ps]
         assert summary.measured == len(own)
+        assert summary.counts.offered == sum(r.tier == tier for r in run)
         for latency in LATENCIES:
             values = [value for record in own for value in samples(record)[latency]]
             assert summary.latency[latency] == stats(np.array(values, dtype=np.int64))
@@ -179,6 +180,13 @@ def test_the_durations_of_one_request():
         "ttft": 0.02, "tpot": 0.015, "itl": 0.015, "e2e": 0.05, "queue": 0.005, "prefill": 0.015,
     }  # fmt: skip
     assert (tier.good, tier.goodput_rps, tier.attainment) == (1, 0.5, 1.0)
+
+
+def test_a_limit_that_is_just_reached_is_met():
+    wanted = {"ONLINE": {"ttft_p99": 0.02, "tpot_mean": 0.015, "e2e_p50": 0.05, "itl_p99": 0.02}}
+    [tier] = summarize_tiers([one()], objectives=wanted, warmup_ps=0, end_ps=PS).values()
+    assert tier.good == 1
+    assert all(judged.met for judged in tier.objectives.values())
 
 
 def test_without_objectives_every_completed_request_is_good():

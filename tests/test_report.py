@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from twin.metrics.policy_statistics import COUNTS, MAXIMA, merge_policy_stats
+from twin.report.json_summary import objectives_missed
 from twin.report.tables import WIDTH, count, duration, limit, render, share
 
 
@@ -177,6 +179,42 @@ def test_what_the_policy_did_is_shown_by_tier():
     assert " ".join(line_of(policy, "BATCH").split()) == "BATCH 42 7.25 4.20 ms 3 5 1 +-101 tok"
     assert " ".join(line_of(policy, "all").split()) == "all 0 - - 0 0 0 -"
     assert "Policy" not in render(SUMMARY)
+
+
+def stats_of(jobs, wait, estimates, error, releases):
+    did = dict.fromkeys(COUNTS, 1) | dict.fromkeys(MAXIMA, jobs)
+    batches = sum(releases.values())
+    return did | {
+        "ended": {"finished running": jobs}, "releases": releases, "estimates": estimates,
+        "batch_size_mean": jobs / batches if batches else None,
+        "batch_tokens_mean": 100.0 * jobs if batches else None,
+        "batching_wait_mean_s": wait, "estimate_bias_tokens": error, "estimate_mae_tokens": error,
+    }  # fmt: skip
+
+
+def test_policies_of_several_replicas_are_one_in_the_report():
+    first = stats_of(jobs=8, wait=0.01, estimates=3, error=10.0, releases={"size": 1, "time": 1})
+    second = stats_of(jobs=2, wait=0.06, estimates=1, error=50.0, releases={"size": 2})
+    idle = stats_of(jobs=0, wait=None, estimates=0, error=None, releases={})
+    merged = merge_policy_stats([{"tiers": {"BATCH": did}} for did in (first, second, idle)])
+    batch = merged["BATCH"]
+    assert batch["promotions"] == 3
+    assert batch["batch_size_max"] == 8
+    assert batch["releases"] == {"size": 3, "time": 1}
+    assert batch["ended"] == {"finished running": 10}
+    assert batch["batch_size_mean"] == pytest.approx(10 / 4)
+    assert batch["batch_tokens_mean"] == pytest.approx((2 * 800 + 2 * 200) / 4)
+    assert batch["batching_wait_mean_s"] == pytest.approx((8 * 0.01 + 2 * 0.06) / 10)
+    assert batch["estimate_mae_tokens"] == pytest.approx(20)
+    nothing = merge_policy_stats([{"tiers": {"BATCH": idle}}])["BATCH"]
+    assert nothing["batch_size_mean"] is None
+    assert merge_policy_stats([]) == {}
+
+
+@pytest.mark.parametrize(("met", "missed"), [(True, False), (False, True), (None, False)])
+def test_what_could_not_be_judged_is_not_missed(met, missed):
+    objectives = {"ONLINE": {"ttft_p99": judged(1.0, None, met)}}
+    assert objectives_missed({"objectives": objectives}) is missed
 
 
 def test_an_oracle_is_marked():
