@@ -108,6 +108,14 @@ def test_engine_figures_are_of_all_replicas(scenario):
     assert engine["busy_share"] == busy / (2 * result.simulated_ps)
 
 
+def test_requests_inside_at_once_follow_from_their_times_in_the_system(scenario):
+    result = simulate(load_scenario(scenario, ["run.until=1.5"]))
+    end_ps = result.simulated_ps
+    inside = [(r.finish_ps or end_ps) - r.arrival_ps for r in result.records]
+    assert any(r.outcome == "unfinished" for r in result.records)
+    assert summarize(result)["in_system_mean"] == sum(inside) / end_ps
+
+
 def test_the_same_seed_gives_the_same_json_but_for_the_wall_time(twin, scenario):
     def run(*arguments):
         summary = json.loads(twin("run", scenario, "--json", *arguments)[1])

@@ -59,6 +59,7 @@ def summarize(result: Result) -> dict[str, Any]:
         "policy_stats": merge_policy_stats(result.policies),
         "step_time": _step_time(result),
         "warnings": list(dict.fromkeys(result.warnings)),
+        "in_system_mean": _in_system_mean(result),
         "events": result.events,
         "wall_s": wall,
         "requests_per_wall_s": totals.offered / wall if wall > 0 else None,
@@ -102,6 +103,11 @@ def _engine(result: Result) -> dict[str, Any]:
         "kv_waste_mean": sum(engine.kv_wasted for engine in engines) / busy_ps if busy_ps else 0.0,
         "busy_share": busy_ps / capacity_ps if capacity_ps else 0.0,
     }
+
+
+def _in_system_mean(result: Result) -> float | None:
+    """Requests inside at once, on average over the whole run."""
+    return result.inflight_request_ps / result.simulated_ps if result.simulated_ps else None
 
 
 def _refused(result: Result) -> list[dict[str, Any]]:
