@@ -122,13 +122,16 @@ class Origin:
 
     @contextmanager
     def placed(self, *path: str | int, named: bool = False) -> Iterator[None]:
-        """Errors from inside get the place at which `path` was written, and with `named` also its keys."""
+        """Errors from inside get their place: that of `path`, or of the key they begin with; `named` adds the keys."""
         try:
             yield
         except ValueError as error:
-            raise InputError(
-                self.tell(path, str(error)) if named else f"{self.place(path)}: {error}"
-            ) from None
+            problem = str(error)
+            if named:
+                self.fail(path, problem)
+            field = tuple(problem.partition(":")[0].split("."))
+            place = self.place(field if field[: len(path)] == path else path)
+            raise InputError(f"{place}: {problem}") from None
 
     def resolve(self, written: str, *path: str | int) -> Path:
         """A file or folder named at `path`, as seen from the working directory.
