@@ -147,9 +147,13 @@ class _Run:
 
     def _refuse(self, arrival: Arrival) -> None:
         request, limit = arrival.request, self._scenario.engine.max_model_len
-        place = f"traffic.{arrival.stream}, request {arrival.number}"
+        place = f"traffic.{arrival.stream}, "
         if arrival.line is not None:
-            place = f"traffic.{arrival.stream}, line {arrival.line}"
+            place += f"line {arrival.line}"
+        elif request.session is not None:
+            place += f"session {arrival.number}, turn {arrival.turn}"
+        else:
+            place += f"request {arrival.number}"
         if self._strict:
             raise InputError(
                 f"{place}: a prompt of {request.prompt_tokens} tokens must be shorter than engine.max_model_len "
