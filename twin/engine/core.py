@@ -294,11 +294,10 @@ class EngineCore:
         request.blocks = hit
         request.num_hashed_blocks = len(hit)
         request.num_computed_tokens = num_hit
-        if request.num_preemptions == 0:
+        if self.pool.caching and request.num_preemptions == 0:
             request.prefix_hit_tokens = num_hit
-            if self.pool.caching:
-                self.prefix_query_tokens += request.num_tokens
-                self.prefix_hit_tokens += num_hit
+            self.prefix_query_tokens += request.num_tokens
+            self.prefix_hit_tokens += num_hit
         request.status = Status.RUNNING
         self.running_requests.append(request)
         self._sorted = False

@@ -79,7 +79,7 @@ class EngineRequest:
         self.status = Status.WAITING
         self.high_water = 0  # most tokens that were ever computed at once
         self.recomputed_tokens = 0
-        self.prefix_hit_tokens: int | None = None  # at first admission
+        self.prefix_hit_tokens: int | None = None  # at first admission, if the cache was asked
 
     @property
     def num_output_tokens(self) -> int:
