@@ -170,10 +170,18 @@ class Replica:
         self._inbox.append(request)
         self._wake_up()
 
-    def finish_run(self) -> None:
-        """The run is over: everything still inside is recorded as unfinished."""
+    def finish_run(self, end_ps: int | None = None) -> None:
+        """The run is over at `end_ps` (None = now): everything still inside is recorded as unfinished.
+
+        Clients that have left by then have timed out, though the engine may not have noticed yet.
+        """
+        end_ps = self._now_ps if end_ps is None else end_ps
         for life in list(self._lives.values()):
-            self._write(life, None, "unfinished", "end_of_run")
+            left = life.left(end_ps)
+            if left is None:
+                self._write(life, None, "unfinished", "end_of_run")
+            else:
+                self._write(life, left[0], "timed_out", left[1])
 
     def holders(self) -> str:
         """Who waits and who holds how many KV blocks, for people."""
@@ -198,15 +206,17 @@ class Replica:
                 step = core.schedule(to_seconds(self._now_ps))
                 for request, reason in step.aborted:
                     self._give_up(self._lives[request.rid], reason)
-                if not step.scheduled:
+                if step.scheduled:
+                    in_flight.append(step)
+                elif in_flight or not step.preempted:
                     break
-                in_flight.append(step)
+                # Else a request gave way to itself before any other was looked at: vLLM's loop plans again.
             if in_flight:
                 idle_plans = 0
                 step = in_flight.popleft()
                 duration_ps = self._begin(step)
                 yield env.timeout(duration_ps)
-                self._let_leave()
+                self._let_leave(self._now_ps - 1)  # a token in the very instant still counts
                 self._deliver(core.update(step, to_seconds(self._now_ps)))
                 continue
             instant = self._now_ps
@@ -220,7 +230,7 @@ class Replica:
         for request in self._inbox:
             self._core.add(self._lives[request.index].engine, now)
         self._inbox.clear()
-        self._let_leave()
+        self._let_leave(self._now_ps)
 
     def _begin(self, step: Step) -> int:
         """The step starts; returns its duration in picoseconds."""
@@ -290,15 +300,17 @@ class Replica:
 
     # --- clients --------------------------------------------------------------------------
 
-    def _let_leave(self) -> None:
-        """Without a policy of ours, a passed deadline is a client that disconnects."""
-        now_ps = self._now_ps
-        while self._leaving and self._leaving[0][0] <= now_ps:
+    def _let_leave(self, until_ps: int) -> None:
+        """Without a policy of ours, a deadline that has passed by `until_ps` is a client that disconnects."""
+        while self._leaving and self._leaving[0][0] <= until_ps:
             _, index = heapq.heappop(self._leaving)
             life = self._lives.get(index)
-            left = None if life is None else life.left(now_ps + 1)
+            left = None if life is None else life.left(until_ps + 1)
             if life is not None and left is not None:
-                self._core.abort(life.engine, to_seconds(now_ps), left[1])
+                if index in self._core.requests:
+                    self._core.abort(life.engine, to_seconds(self._now_ps), left[1])
+                else:
+                    self._inbox.remove(life.request)
                 self._write(life, left[0], "timed_out", left[1])
 
     def _give_up(self, life: Life, reason: str) -> None:
