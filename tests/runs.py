@@ -51,7 +51,7 @@ def at_once(prompt: int, output: int, **keys: Any) -> dict[str, Any]:
     return stream(prompt, output, arrivals=arrivals, requests=1, **keys)
 
 
-def flat_profile(folder: Path, step_ps: int) -> str:
+def flat_profile(folder: Path, step_ps: int, name: str = "flat.json") -> str:
     """A profile file under which every step takes `step_ps`, whatever is in it."""
     by_request = [[0, 0], [1024, 0]]
     profile = {
@@ -72,7 +72,7 @@ def flat_profile(folder: Path, step_ps: int) -> str:
         "host_async_ps": by_request,
         "gap_ps": 0,
     }  # fmt: skip
-    path = folder / f"flat-{step_ps}.json"
+    path = folder / name
     path.write_text(json.dumps(profile), encoding="utf-8")
     return str(path)
 

@@ -1,0 +1,223 @@
+"""No key of a scenario is idle: changing any of them changes the result, or is refused.
+
+The keys come from the schema itself, so that a new one without an entry here fails.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from pydantic import BaseModel
+
+from tests.runs import azure_csv, document, flat_profile, run, stream
+from twin.errors import InputError
+from twin.report.json_summary import summarize
+from twin.scenario import load_scenario
+from twin.scenario_schema import Document
+from twin.scheduling import PolicyConfig, TierConfig
+
+
+def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Every key that takes a value, as `section.key`; where a section has several forms, their names stand between."""
+    for name, field in model.model_fields.items():
+        path = f"{prefix}{name}"
+        forms = models_in(field.annotation)
+        for form in forms:
+            yield from keys(form, f"{path}.{form.__name__}." if len(forms) > 1 else f"{path}.")
+        if not forms:
+            yield path
+
+
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in getattr(annotation, "__args__", ()) for model in models_in(part)]
+
+
+KEYS = [
+    *keys(Document),
+    *(f"policy.{f.name}" for f in dataclasses.fields(PolicyConfig)),
+    *(f"policy.tiers.{f.name}" for f in dataclasses.fields(TierConfig)),
+]
+
+
+class Case(NamedTuple):
+    """One change, as an override, and where it shows: in the `records`, only in the `summary`, or `refused`."""
+
+    change: str
+    where: str = "records"
+    base: tuple[str, ...] = ()
+    """Overrides that both runs have."""
+
+
+TIERS = "{ONLINE: 0.5, BATCH: 0.3, OFFLINE: 0.2}"
+MIXED = f"traffic.0.tiers={TIERS}"
+TALK = "traffic.0.sessions={turns: 4, system_prompt_tokens: 160, think_time: 0.1}"
+LONG = "traffic.0.prompt_tokens={uniform: [300, 1500]}"
+FEW_BLOCKS = "engine.num_gpu_blocks_override=130"
+MEMORY = ("engine.num_gpu_blocks_override=null", "engine.gpu_memory_utilization=0.2", LONG,
+          "hardware.step_time=flat.json")  # fmt: skip
+TRACE = "traffic=[{trace: trace.csv}]"
+TRACE_TIERS = "traffic=[{trace: trace.csv, tiers: {ONLINE: 0.5, BATCH: 0.5}}]"
+CROWD = ("engine.max_num_seqs=4", "traffic.0.requests=80", LONG)
+LEARNED = ("policy={preset: tiered, tiers: {ONLINE: {batch_tokens: 500, max_wait: 0.3}}}",
+           "traffic.0.requests=100", "traffic.0.arrivals.rate=10")  # fmt: skip
+DURATION = ("traffic.0.requests=null", "traffic.0.duration=2")
+
+
+def tier(change: str, *base: str, policy: str = "tiered", where: str = "records") -> Case:
+    """A change of a tier of a preset."""
+    return Case(f"policy.tiers.{change}", where, (f"policy={{preset: {policy}}}", MIXED, *base))
+
+
+SYNTHETIC = "traffic.SyntheticStream."
+FROM_TRACE = "traffic.TraceStream."
+
+CASES = {
+    "name": Case("name=other", "summary"),
+    "model": Case(
+        "model=Qwen/Qwen3-8B", base=(*MEMORY, "engine.gpu_memory_utilization=0.205")
+    ),
+    "hardware.gpu": Case("hardware.gpu=H200", base=MEMORY),
+    "hardware.tensor_parallel_size": Case("hardware.tensor_parallel_size=2", base=MEMORY),
+    "hardware.dtype": Case("hardware.dtype=fp8", base=MEMORY),
+    "hardware.step_time": Case("hardware.step_time=flat.json"),
+    "engine.version": Case("engine.version=0.31.0", "refused"),
+    "engine.max_num_seqs": Case("engine.max_num_seqs=4"),
+    "engine.max_num_active_seqs": Case("engine.max_num_active_seqs=4"),
+    "engine.max_num_batched_tokens": Case("engine.max_num_batched_tokens=64"),
+    "engine.max_num_scheduled_tokens": Case("engine.max_num_scheduled_tokens=64"),
+    "engine.max_model_len": Case("engine.max_model_len=110"),
+    "engine.block_size": Case("engine.block_size=32", base=(LONG, FEW_BLOCKS)),
+    "engine.gpu_memory_utilization": Case("engine.gpu_memory_utilization=0.5", base=MEMORY),
+    "engine.num_gpu_blocks_override": Case("engine.num_gpu_blocks_override=130", base=(LONG,)),
+    "engine.kv_cache_dtype": Case("engine.kv_cache_dtype=fp8", base=MEMORY),
+    "engine.enable_prefix_caching": Case("engine.enable_prefix_caching=false", base=(TALK,)),
+    "engine.enable_chunked_prefill": Case(
+        "engine.enable_chunked_prefill=false", base=(LONG, "engine.max_num_batched_tokens=2048")
+    ),
+    "engine.long_prefill_token_threshold": Case("engine.long_prefill_token_threshold=32"),
+    "engine.long_prefill_token_threshold_adaptive": Case(
+        "engine.long_prefill_token_threshold_adaptive=true",
+        base=("engine.long_prefill_token_threshold=8",),
+    ),
+    "engine.scheduler_reserve_full_isl": Case(
+        "engine.scheduler_reserve_full_isl=false", base=(LONG, FEW_BLOCKS)
+    ),
+    "engine.watermark": Case("engine.watermark=0.3", base=(LONG, FEW_BLOCKS)),
+    "engine.async_scheduling": Case("engine.async_scheduling=false"),
+    "engine.enforce_eager": Case("engine.enforce_eager=true"),
+    "policy": Case("policy=tiered", base=(MIXED,)),
+    "policy.tiers": Case("policy.tiers=[{name: '*', max_running: 2}]", base=("policy={preset: fcfs}",)),
+    "policy.estimator": Case(
+        "policy.estimator=declared",
+        base=("policy={preset: tiered_length}", MIXED, "traffic.0.max_tokens=1500"),
+    ),
+    "policy.quantile": Case("policy.quantile=0.95", base=LEARNED),
+    "policy.window": Case("policy.window=1", base=LEARNED),
+    "policy.initial": Case("policy.initial=4000", base=("policy={preset: tiered}", MIXED)),
+    "policy.weights": Case(
+        "policy.weights={a: 50}", base=("policy={preset: fair}", "traffic.0.tenants={a: 0.5, b: 0.5}")
+    ),
+    "policy.default_tier": Case("policy.default_tier=BATCH", base=("policy={preset: priority}",)),
+    "policy.tiers.name": tier("ONLINE.name=FIRST", where="refused"),
+    "policy.tiers.order": tier("ONLINE.order=shortest", policy="priority"),
+    "policy.tiers.batch_size": tier("ONLINE.batch_size=2", "policy.tiers.ONLINE.max_wait=0.3"),
+    "policy.tiers.batch_tokens": tier("ONLINE.batch_tokens=500", "policy.tiers.ONLINE.max_wait=0.3"),
+    "policy.tiers.max_wait": tier("ONLINE.max_wait=0.3"),
+    "policy.tiers.adaptive": tier("ONLINE.adaptive=fill"),
+    "policy.tiers.max_running": tier("BATCH.max_running=1"),
+    "policy.tiers.max_running_tokens": tier("BATCH.max_running_tokens=300"),
+    "policy.tiers.preemptible": tier(
+        "OFFLINE.preemptible=false", *CROWD, "traffic.0.arrivals.rate=4", policy="priority"
+    ),
+    "policy.tiers.promote_after": tier("OFFLINE.promote_after=0.4"),
+    "policy.tiers.victims": tier("BATCH.victims=newest", *CROWD),
+    "policy.tiers.groups": tier(
+        "ONLINE.groups=[[150, 2], [900, 2]]", "policy.tiers.ONLINE.max_wait=0.5", policy="tiered_length"
+    ),
+    "policy.tiers.mix": tier("ONLINE.mix=2", "policy.tiers.ONLINE.max_wait=0.3", policy="tiered_length"),
+    "policy.tiers.rank": tier("OFFLINE.rank=1", policy="tiered"),
+    "policy.tiers.ttft_target": tier("BATCH.ttft_target=1000", policy="slo"),
+    "cluster.replicas": Case("cluster.replicas=2"),
+    "cluster.router": Case("cluster.router=round_robin", base=("cluster.replicas=2",)),
+    "objectives": Case("objectives.ONLINE.ttft_p99=0.001", "summary"),
+    "run.seed": Case("run.seed=2"),
+    "run.until": Case("run.until=1.5"),
+    "run.warmup": Case("run.warmup=1.5", "summary"),
+    SYNTHETIC + "tier": Case("traffic.0.tier=BATCH"),
+    SYNTHETIC + "tiers": Case(MIXED),
+    SYNTHETIC + "tenant": Case("traffic.0.tenant=acme"),
+    SYNTHETIC + "tenants": Case("traffic.0.tenants={a: 0.5, b: 0.5}"),
+    SYNTHETIC + "max_tokens": Case("traffic.0.max_tokens=9"),
+    SYNTHETIC + "timeouts.ttft": Case("traffic.0.timeouts.ttft=0.05"),
+    SYNTHETIC + "timeouts.total": Case("traffic.0.timeouts.total=0.5"),
+    SYNTHETIC + "requests": Case("traffic.0.requests=39"),
+    SYNTHETIC + "duration": Case("traffic.0.duration=1.5", base=DURATION),
+    SYNTHETIC + "arrivals.process": Case("traffic.0.arrivals.process=constant"),
+    SYNTHETIC + "arrivals.rate": Case("traffic.0.arrivals.rate=60"),
+    SYNTHETIC + "prompt_tokens.FixedLength.fixed": Case("traffic.0.prompt_tokens={fixed: 101}"),
+    SYNTHETIC + "prompt_tokens.UniformLength.uniform": Case("traffic.0.prompt_tokens={uniform: [5, 90]}"),
+    SYNTHETIC + "output_tokens.FixedLength.fixed": Case("traffic.0.output_tokens={fixed: 39}"),
+    SYNTHETIC + "output_tokens.UniformLength.uniform": Case("traffic.0.output_tokens={uniform: [5, 90]}"),
+    SYNTHETIC + "sessions.turns": Case("traffic.0.sessions.turns=5", base=(TALK,)),
+    SYNTHETIC + "sessions.system_prompt_tokens": Case(
+        "traffic.0.sessions.system_prompt_tokens=0", base=(TALK,)
+    ),
+    SYNTHETIC + "sessions.think_time": Case("traffic.0.sessions.think_time=1", base=(TALK,)),
+    FROM_TRACE + "tier": Case("traffic.0.tier=BATCH", base=(TRACE,)),
+    FROM_TRACE + "tiers": Case("traffic.0.tiers={ONLINE: 0.1, BATCH: 0.9}", base=(TRACE_TIERS,)),
+    FROM_TRACE + "tenant": Case("traffic.0.tenant=acme", base=(TRACE,)),
+    FROM_TRACE + "tenants": Case("traffic.0.tenants={a: 0.5, b: 0.5}", base=(TRACE,)),
+    FROM_TRACE + "max_tokens": Case("traffic.0.max_tokens=9", base=(TRACE,)),
+    FROM_TRACE + "timeouts.ttft": Case("traffic.0.timeouts.ttft=0.01", base=(TRACE,)),
+    FROM_TRACE + "timeouts.total": Case("traffic.0.timeouts.total=0.1", base=(TRACE,)),
+    FROM_TRACE + "requests": Case("traffic.0.requests=5", base=(TRACE,)),
+    FROM_TRACE + "trace": Case("traffic.0.trace=other.csv", base=(TRACE,)),
+    FROM_TRACE + "speedup": Case("traffic.0.speedup=2", base=(TRACE,)),
+}  # fmt: skip
+
+
+def test_every_key_has_a_case():
+    assert sorted(CASES) == sorted(KEYS)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Working directory with the files that the cases name."""
+    folder = tmp_path_factory.mktemp("walk")
+    flat_profile(folder, 20_000_000_000)
+    rows = [(f"2023-11-16 18:15:{46 + i // 10}.{i % 10}", 100 + 40 * i, 30) for i in range(12)]
+    azure_csv(folder, rows)
+    azure_csv(folder, rows[:6], "other.csv")
+    return folder
+
+
+def base_document() -> dict[str, Any]:
+    """Forty requests at once too many for eight slots."""
+    chat = stream(100, 40, arrivals={"process": "poisson", "rate": 40}) | {
+        "output_tokens": {"uniform": [5, 80]},
+    }
+    return document(traffic=[chat], engine={"max_num_seqs": 8})
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_change_is_seen(key, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    case = CASES[key]
+    if case.where == "refused":
+        load_scenario(base_document(), case.base)
+        with pytest.raises(InputError):
+            load_scenario(base_document(), [*case.base, case.change])
+        return
+    before = run(base_document(), *case.base)
+    after = run(base_document(), *case.base, case.change)
+    same_records = before.records == after.records
+    assert same_records == (case.where == "summary")
+    assert not (same_records and shown(before) == shown(after))
+
+
+def shown(result):
+    """The summary without what differs between any two runs."""
+    return summarize(dataclasses.replace(result, wall_s=1.0))
