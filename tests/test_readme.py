@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-COMMANDS = re.findall(r"^twin (run examples/.*?)(?: +>.*)?$", README, re.MULTILINE)
+COMMANDS = re.findall(r"^twin (run examples/chat-8b.*?)(?: +>.*)?$", README, re.MULTILINE)
 RESULTS = re.findall(r"^\| (vllm-\w+|priority|tiered) \| (.*) \|$", README, re.MULTILINE)
 
 
@@ -40,6 +40,15 @@ def test_results(policy, cells):
         tiers["OFFLINE"]["ttft_s"]["p99"],
     )
     assert cells == " | ".join(f"{figure:#.3g}".rstrip(".") for figure in figures)
+
+
+def test_the_azure_trace(twin_data):
+    (command,) = re.findall(r"^twin (run examples/azure.*)$", README, re.MULTILINE)
+    published = "AzureLLMInferenceTrace_conv.csv"
+    assert published in command
+    trace = str(twin_data / "traces/azure2023_conv.csv")
+    totals = json.loads(twin(*command.replace(published, trace).split(), "--json"))["totals"]
+    assert totals["offered"] == totals["completed"] == 19_366
 
 
 def test_there_are_commands_and_results():
