@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.runs import MODEL, azure_csv, document, flat_profile, stream
 from twin.clock import PS
 from twin.errors import InputError
 from twin.scenario import load_scenario
 from twin.scenario_faults import NOT_MODELLED
+from twin.scenario_yaml import parse
 from twin.workload.streams import TraceStream
 from twin.workload.synthetic import Constant, Fixed, Poisson, Sessions, Uniform
 
@@ -452,3 +455,112 @@ def test_examples_load(tmp_path, path):
     scenario = load_scenario(path, present)
     assert scenario.name == path.stem
     assert scenario.warnings == ()
+
+
+# --- anything at all ----------------------------------------------------------------------
+
+ODD = st.sampled_from(
+    [
+        None,
+        True,
+        -1,
+        0,
+        1,
+        1e30,
+        float("nan"),
+        float("inf"),
+        "",
+        "x",
+        "1",
+        "*",
+        "tiered",
+        [],
+        [1],
+        ["x"],
+        {},
+        {"x": 1},
+    ]
+)
+FULL = document(
+    hardware={"tensor_parallel_size": 1, "dtype": "bfloat16", "step_time": None},
+    policy={
+        "tiers": [
+            {
+                "name": "ONLINE",
+                "order": "fcfs",
+                "groups": [[256, 2], [512, 1]],
+                "max_wait": 0.1,
+                "rank": 0,
+            },
+            {
+                "name": "B",
+                "batch_size": 2,
+                "max_wait": 0.1,
+                "promote_after": 1.0,
+                "victims": "largest",
+            },
+        ],
+        "estimator": "quantile",
+        "weights": {"a": 2},
+    },
+    traffic=[
+        stream(
+            tiers={"ONLINE": 0.5, "B": 0.5},
+            tenants={"a": 1.0},
+            timeouts={"ttft": 1.0},
+            sessions={"turns": 2, "system_prompt_tokens": 8, "think_time": 1.0},
+            max_tokens=9,
+            duration=3.0,
+        )
+    ],
+    objectives={"B": {"e2e_p99": 3.0}},
+    run={"seed": 1, "until": 9.0, "warmup": 1.0},
+)
+
+
+def places(value, path=()):
+    """Every place of a nested value."""
+    yield path
+    children = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
+    for key, child in children:
+        yield from places(child, (*path, key))
+
+
+def changed(value, path, new):
+    """A copy with another value at `path`."""
+    if not path:
+        return new
+    copy = value.copy()
+    copy[path[0]] = changed(copy[path[0]], path[1:], new)
+    return copy
+
+
+def answer(load, *arguments):
+    """What a person is told: nothing, or why not. Any other exception fails the test."""
+    try:
+        load(*arguments)
+    except InputError as error:
+        return str(error)
+    return None
+
+
+@settings(max_examples=300)
+@given(st.sampled_from([path for path in places(FULL) if path]), ODD)
+def test_whatever_is_written_is_taken_or_refused_in_words(path, value):
+    assert answer(load_scenario, changed(FULL, path, value)) != ""
+    text = yaml.safe_dump(value, default_flow_style=True).removesuffix("...\n").strip()
+    override = f"{'.'.join(map(str, path))}={text}"
+    assert answer(load_scenario, FULL, [override]) != ""
+
+
+@given(st.text())
+def test_any_text_is_taken_or_refused_in_words(text):
+    for source in (text, f"{TEXT}{text}\n"):
+        told = answer(parse, source, "file")
+        assert told is None or told.startswith("file")

@@ -53,6 +53,8 @@ def policy_of(written: Any, max_model_len: int, origin: Origin) -> tuple[str, Po
         Policy(config, max_model_len, lambda rid: 1)  # an order that does not exist shows here
     except ValueError as error:
         origin.fail(("policy",), str(error).removeprefix("policy: "))
+    except (TypeError, OverflowError) as error:
+        origin.fail(("policy",), f"a value has the wrong type or size: {error}")
     return name, config
 
 
