@@ -211,6 +211,13 @@ def test_overrides_reach_every_depth(tmp_path):
     assert scenario.run.seed == 7
 
 
+def test_a_preset_may_be_named_and_changed_in_one_go(tmp_path):
+    overrides = ["policy=priority", "policy.tiers.BATCH.promote_after=7", "policy.window=9"]
+    policy = load_scenario(write(tmp_path, TEXT), overrides).policy
+    assert policy.tiers[1].promote_after == 7
+    assert policy.window == 9
+
+
 def test_overrides_do_not_touch_the_mapping_they_start_from():
     base = document()
     load_scenario(base, ["engine.max_num_seqs=4", "traffic.0.requests=1"], seed=9)

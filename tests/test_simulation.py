@@ -102,6 +102,24 @@ def test_results_are_by_index_and_name_their_replica():
     assert result.simulated_ps == max(r.finish_ps for r in result.records)
 
 
+def test_vllm_priority_serves_online_first_then_batch_then_offline():
+    names = ("OFFLINE", "BATCH", "ONLINE", "OFFLINE", "BATCH", "ONLINE")
+    traffic = [at_once(50, 20, tier=name) for name in names]
+    for policy, order in (
+        ("vllm-fcfs", [0, 1, 2, 3, 4, 5]),
+        ("vllm-priority", [2, 5, 1, 4, 0, 3]),
+        ("priority", [2, 5, 1, 4, 0, 3]),
+    ):
+        result = run(document(traffic=traffic, policy=policy, engine={"max_num_seqs": 1}))
+        assert [r.index for r in sorted(result.records, key=lambda r: r.finish_ps)] == order
+
+
+def test_the_oracle_is_told_the_truth():
+    result = run(busy(policy={"preset": "tiered_length", "estimator": "oracle"}))
+    tiers = result.policies[0]["tiers"].values()
+    assert {tier["estimate_mae_tokens"] for tier in tiers if tier["estimates"]} == {0.0}
+
+
 # --- lengths ------------------------------------------------------------------------------
 
 

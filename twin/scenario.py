@@ -126,9 +126,9 @@ def load_scenario(
                 f"{source}: {found}; a scenario is a mapping with keys such as model: and traffic:"
             )
         origin = Origin(str(source), Path(source).parent, lines, {})
-    if isinstance(written.get("policy"), str) and any(o.startswith("policy.") for o in overrides):
-        written["policy"] = {"preset": written["policy"]}
     for override in overrides:
+        if override.startswith("policy.") and isinstance(written.get("policy"), str):
+            written["policy"] = {"preset": written["policy"]}
         origin.override(apply_override(written, override), f"--set {override}")
     if seed is not None:
         origin.override(apply_override(written, f"run.seed={seed}"), f"--seed {seed}")
