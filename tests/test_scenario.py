@@ -336,7 +336,7 @@ def test_files_that_cannot_be_read(tmp_path):
         ("{fixed: 512}", "{fixed: 0}", "line 11: traffic.0.prompt_tokens.fixed: must be >= 1, got 0"),
         ("{fixed: 512}", "{fixd: 5}", "line 11: traffic.0.prompt_tokens.*fixd: unknown key; did you mean 'fixed'"),
         ("[1, 128]", "[128, 1]", "line 12: traffic.0.output_tokens: the lower bound 128 is above the upper bound 1"),
-        ("[1, 128]", "[1]", "line 12: traffic.0.output_tokens.uniform: must have at least 2 entries"),
+        ("[1, 128]", "[1]", "line 12: traffic.0.output_tokens.uniform: must have 2 or more entries, got"),
         ("[1, 128]", "[0, 3]", "line 12: traffic.0.output_tokens.uniform.0: must be >= 1, got 0"),
         ("    requests: 100\n", "", "line 10: traffic.0: would never end; give requests .* or duration"),
         ("requests: 100", "requests: 100\n    tier: ONLINE", "line 10: traffic.0: has both tier and tiers"),

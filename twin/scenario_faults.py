@@ -16,17 +16,13 @@ from twin.errors import InputError
 from twin.scenario_schema import Document
 from twin.scenario_yaml import KeyPath, dotted
 
-_PARALLEL = {
+NOT_MODELLED: dict[str, str] = {
     "pipeline_parallel_size": "pipeline parallelism",
     "data_parallel_size": "data parallelism",
     "data_parallel_rank": "data parallelism",
     "enable_expert_parallel": "expert parallelism",
     "decode_context_parallel_size": "context parallelism",
     "prefill_context_parallel_size": "context parallelism",
-}
-
-NOT_MODELLED: dict[str, str] = {
-    **_PARALLEL,
     "speculative_config": "speculative decoding",
     "speculative_model": "speculative decoding",
     "num_speculative_tokens": "speculative decoding",
@@ -71,6 +67,10 @@ ELSEWHERE: dict[str, str] = {
     "gpu": "it belongs under hardware",
     "seed": "it belongs under run",
     "replicas": "it belongs under cluster",
+}
+"""Keys in a wrong section -> what to do."""
+
+OTHER_STREAM: dict[str, str] = {
     "arrivals": "a stream with a trace takes instants and lengths from the file; make it a stream of its own",
     "prompt_tokens": "a stream with a trace takes instants and lengths from the file; make it a stream of its own",
     "output_tokens": "a stream with a trace takes instants and lengths from the file; make it a stream of its own",
@@ -224,14 +224,11 @@ def _fault(entry: Any) -> Fault:
         return Fault(path, f"must be {sign} {bound:.15g}, got {_shown(given)}")
     if kind == "literal_error":
         return Fault(path, f"must be one of {context['expected']}, got {_shown(given)}")
-    if kind in ("too_short", "too_long", "string_too_short"):
-        bound = context.get("min_length", context.get("max_length"))
-        size = "at least" if kind != "too_long" else "at most"
-        what = "character" if kind.startswith("string") else "entry"
-        return Fault(
-            path,
-            f"must have {size} {bound} {what if bound == 1 else what.replace('entry', 'entrie') + 's'}",
-        )
+    if kind == "string_too_short":
+        return Fault(path, "must not be empty")
+    if kind in ("too_short", "too_long"):
+        key, more = ("min_length", "more") if kind == "too_short" else ("max_length", "fewer")
+        return Fault(path, f"must have {context[key]} or {more} entries, got {_shown(given)}")
     if kind in _TYPES:
         hint = ""
         if isinstance(given, str) and kind in ("int_type", "float_type", "bool_type"):
@@ -256,6 +253,8 @@ def _unknown_key(path: KeyPath) -> str:
     known = keys_at(path[:-1])
     if key in ELSEWHERE:
         return f"unknown key here: {ELSEWHERE[key]}"
+    if key in OTHER_STREAM and path[0] == "traffic":
+        return f"unknown key here: {OTHER_STREAM[key]}"
     return f"unknown key; {_suggestion(key, known) or 'known: ' + ', '.join(known)}".rstrip()
 
 
