@@ -190,6 +190,34 @@ def test_records_hold_every_request_to_the_picosecond(twin, scenario, tmp_path, 
     assert sum(ttft) / len(ttft) == pytest.approx(tier["ttft_s"]["mean"], rel=1e-9)
 
 
+def test_a_request_is_explained_from_arrival_to_end(twin, scenario):
+    status, out, _ = twin("run", scenario, "--explain-request", 7, "--explain-request", 8)
+    assert status == 0
+    life = out.split("Request 7:")[1].split("Request 8:")[0]
+    assert "completed" in life.splitlines()[0]
+    order = [
+        life.index(w) for w in ("* arrived", "held", "ready", "started", "* first token", "gone")
+    ]
+    assert order == sorted(order)
+    at = [float(line.split()[0]) for line in life.splitlines()[1:] if line.strip()]
+    assert at == sorted(at)
+
+
+def test_an_explanation_beside_json_goes_to_stderr(twin, scenario):
+    stock = ("--set", "policy=vllm-priority")
+    status, out, err = twin("run", scenario, "--json", "--explain-request", 0, *stock)
+    assert status == 0
+    assert json.loads(out)["totals"]["offered"] == 60
+    assert "* first token" in err
+    assert "No decision is known" in err
+
+
+def test_a_request_that_was_not_there_cannot_be_explained(twin, scenario):
+    status, _, err = twin("run", scenario, "--explain-request", 60)
+    assert status == 2
+    assert "60 requests, numbered from 0" in err
+
+
 def test_requests_that_cannot_run_are_listed_or_with_strict_stop_the_run(twin, scenario, tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text(TRACE, encoding="utf-8")

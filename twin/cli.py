@@ -77,10 +77,20 @@ def run(
         Path | None,
         typer.Option(metavar="FILE", help="Write every request to a .csv or .jsonl file."),
     ] = None,
+    explain: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--explain-request",
+            metavar="INDEX",
+            help="Say after the run what was decided about this request, the first being 0. "
+            "May be repeated.",
+        ),
+    ] = None,
 ) -> None:
     """Simulate a scenario and say how it went."""
     with _errors():
         # Only this command needs them, and they take longer to load than the rest takes to run.
+        from twin.report.decisions import render_decisions
         from twin.report.json_summary import objectives_missed, summarize, to_json
         from twin.report.records_file import check_path, write_records
         from twin.report.tables import render
@@ -90,16 +100,19 @@ def run(
             check_path(records)
         loaded = load_scenario(scenario, overrides or (), seed)
         with _progress() as progress:
-            result = simulate(loaded, progress=progress, strict=strict)
+            result = simulate(loaded, progress=progress, strict=strict, watch=explain or ())
         summary = summarize(result)
+        lives = [render_decisions(result, index) for index in explain or ()]
         if records is not None:
             write_records(records, result.records)
         if as_json:
             for warning in summary["warnings"]:
                 _complain(f"warning: {warning}")
+            for life in lives:
+                _complain(life)
             _write(to_json(summary))
         else:
-            _write(render(summary, color=_wants_color()))
+            _write("\n".join([render(summary, color=_wants_color()), *lives]))
         if result.interrupted:
             raise typer.Exit(INTERRUPTED)
         if check and objectives_missed(summary):

@@ -3,7 +3,7 @@
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -20,6 +20,7 @@ from twin.errors import InputError
 from twin.metrics.records import RequestRecord
 from twin.scenario import Scenario, load_scenario
 from twin.scenario_build import PRIORITY_TIERS
+from twin.scheduling.decisions import Decision
 from twin.workload.request import Request
 from twin.workload.streams import Arrival, Traffic, open_streams
 
@@ -63,17 +64,25 @@ class Result:
     """Seconds the run took."""
     interrupted: bool
     """Ctrl-C ended it; what was inside is `unfinished`."""
+    decisions: dict[int, list[Decision]]
+    """Watched requests: index -> what the policy decided about it; empty in the stock modes."""
 
 
-def simulate(scenario: Scenario, progress: Progress | None = None, strict: bool = False) -> Result:
+def simulate(
+    scenario: Scenario,
+    progress: Progress | None = None,
+    strict: bool = False,
+    watch: Collection[int] = (),
+) -> Result:
     """The run of a scenario. The same scenario and seed give the same result, byte for byte (but for wall_s).
 
     Requests that cannot run (prompt_tokens >= max_model_len) are refused as vLLM's API does, or, if `strict`, end the
-    run with InputError. Ctrl-C ends the run early. Raises InputError for a trace that turns out to be malformed and
+    run with InputError. What the policy decides about the requests in `watch` (by index) is kept in `decisions`. Ctrl-C
+    ends the run early. Raises InputError for a trace that turns out to be malformed and
     NoProgressError if requests are left that nothing can ever end.
     """
     start = time.perf_counter()
-    run = _Run(scenario, strict)
+    run = _Run(scenario, strict, watch)
     with _ctrl_c() as pressed:
         interrupted = run.go(progress, pressed)
     return run.result(time.perf_counter() - start, interrupted)
@@ -82,9 +91,10 @@ def simulate(scenario: Scenario, progress: Progress | None = None, strict: bool 
 class _Run:
     """The state of one run."""
 
-    def __init__(self, scenario: Scenario, strict: bool) -> None:
+    def __init__(self, scenario: Scenario, strict: bool, watch: Collection[int] = ()) -> None:
         self._scenario = scenario
         self._strict = strict
+        self._watch = tuple(watch)
         self._env = simpy.Environment(initial_time=0)
         self._traffic = Traffic(open_streams(scenario.traffic, scenario.run.seed))
         self._route = ROUTERS[scenario.cluster.router]
@@ -101,7 +111,7 @@ class _Run:
 
     def _replica(self, index: int) -> Replica:
         scenario = self._scenario
-        return Replica(
+        replica = Replica(
             self._env,
             scenario.engine,
             scenario.step_time,
@@ -110,6 +120,10 @@ class _Run:
             index,
             {tier: number for number, tier in enumerate(PRIORITY_TIERS)},
         )
+        if replica.policy is not None:
+            for request in self._watch:
+                replica.policy.watch(request)
+        return replica
 
     # --- requests in ----------------------------------------------------------------------
 
@@ -247,7 +261,13 @@ class _Run:
             events=self._events,
             wall_s=wall_s,
             interrupted=interrupted,
+            decisions={index: self._decisions(index) for index in self._watch},
         )
+
+    def _decisions(self, index: int) -> list[Decision]:
+        """The log of the one replica that knows the request; empty in the stock modes."""
+        policies = (replica.policy for replica in self._replicas)
+        return [line for policy in policies if policy is not None for line in policy.log(index)]
 
     @property
     def _now_ps(self) -> int:

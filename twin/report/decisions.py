@@ -1,10 +1,8 @@
 """What was decided about one request, line by line: why it ran when it did."""
 
-from collections.abc import Sequence
-
 from twin.clock import PS
-from twin.metrics.records import RequestRecord
-from twin.scheduling.decisions import Decision
+from twin.errors import InputError
+from twin.simulation import Result
 
 _EVENTS = (
     ("arrival_ps", "arrived"),
@@ -14,11 +12,17 @@ _EVENTS = (
 )
 
 
-def render_decisions(record: RequestRecord, decisions: Sequence[Decision]) -> str:
-    """The life of a request with the policy's decisions about it, in order of time.
+def render_decisions(result: Result, index: int) -> str:
+    """The life of a watched request with the policy's decisions about it, in order of time.
 
-    A decision is known to the scheduler's clock, a float; an instant of the record to the picosecond.
+    A decision is told on the scheduler's clock, a float; an instant of the record to the picosecond. Raises InputError
+    if there was no such request.
     """
+    if not 0 <= index < len(result.records):
+        raise InputError(
+            f"--explain-request {index}: the run had {len(result.records)} requests, numbered from 0"
+        )
+    record, decisions = result.records[index], result.decisions[index]
     where = "no replica" if record.replica is None else f"replica {record.replica}"
     lines = [
         f"Request {record.index}: {record.tier}, {record.prompt_tokens:,} prompt tokens, {where}, "
@@ -36,5 +40,7 @@ def render_decisions(record: RequestRecord, decisions: Sequence[Decision]) -> st
     ]
     lines += [f"  {at:>15.6f} s  {text}" for at, text in sorted(told, key=lambda line: line[0])]
     if not decisions:
-        lines.append("  No policy of ours decided about it: the stock modes keep no log.")
+        lines.append(
+            "  No decision is known: it was refused, or the mode is a stock one, which keeps no log."
+        )
     return "\n".join(lines) + "\n"
