@@ -61,14 +61,16 @@ class Estimator:
         vLLM fills in max_model_len - prompt where a client declared nothing, before the scheduler sees the request,
         so a max_tokens that large says nothing.
         """
+        room = self._max_model_len - job.prompt_tokens
         if self._kind == "oracle":
             assert self._truth is not None
-            return max(1, min(self._truth(job.rid), job.max_tokens))
-        declared = job.max_tokens < self._max_model_len - job.prompt_tokens
-        if declared and self._kind == "declared":
-            return max(1, job.max_tokens)
-        learned = self._learned[tier].value()
-        return max(1, min(self._initial if learned is None else learned, job.max_tokens))
+            expected = self._truth(job.rid)
+        elif self._kind == "declared" and job.max_tokens < room:
+            expected = job.max_tokens
+        else:
+            learned = self._learned[tier].value()
+            expected = self._initial if learned is None else learned
+        return max(1, min(expected, job.max_tokens, room))
 
     def learn(self, tier: int, output_tokens: int) -> None:
         """A job of tier number `tier` has finished after `output_tokens`."""

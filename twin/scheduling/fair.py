@@ -17,18 +17,28 @@ class FairShare:
         self._weights = dict(weights)
         self._account: dict[str, int] = {}
         self._jobs: dict[str, int] = {}
-        self._virtual = 0  # largest tag started so far
+        self._virtual = 0  # largest tag started before this step
+        self._starts: list[int] = []  # tags started in this step, not undone so far
 
     def enter(self, tenant: str, size: int) -> int:
         """Charge a job of `size` tokens that becomes ready; returns its tag."""
-        tag = max(self._virtual, self._account.get(tenant, 0))
+        tag = max(self._virtual, self._account.get(tenant, 0), *self._starts)
         self._account[tenant] = tag + self._cost(tenant, size)
         self._jobs[tenant] = self._jobs.get(tenant, 0) + 1
         return tag
 
     def start(self, tag: int) -> None:
         """A job with this tag has started."""
-        self._virtual = max(self._virtual, tag)
+        self._starts.append(tag)
+
+    def undo_start(self, tag: int) -> None:
+        """A job with this tag, started in this step, has not started after all."""
+        self._starts.remove(tag)
+
+    def begin_step(self) -> None:
+        """What has started until now can no longer be undone."""
+        self._virtual = max(self._virtual, *self._starts, 0)
+        self._starts.clear()
 
     def settle(self, tenant: str, charged: int, used: int) -> None:
         """A charged job has ended: correct its tenant's account from `charged` to `used` tokens."""

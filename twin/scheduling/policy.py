@@ -126,8 +126,10 @@ class Policy:
             statistics.starts -= 1
             statistics.waited_s -= now - job.arrival
         statistics.undone_starts += 1
+        if entry.tag is not None:
+            self._fair.undo_start(entry.tag)
         self._move(entry, State.READY)
-        self._queue(entry)
+        self._put(entry)
         self._note(entry, now, "set aside", "a result from before its preemption is in flight")
 
     def requeue(self, job: Job, now: float) -> None:
@@ -185,6 +187,7 @@ class Policy:
         self._step += 1
         self._capped = set()
         self._planned = set()
+        self._fair.begin_step()
         for entry in self._returned:
             entry.blocked = False
             self._queue(entry)
@@ -299,14 +302,18 @@ class Policy:
         self._note(entry, now, "ready", f"rank {entry.rank}")
 
     def _queue(self, entry: Entry) -> None:
-        """Compute the keys of a ready job for its present rank and put it into the queue of that rank."""
+        """A ready job enters the queue of its rank, with new keys."""
         job, rank = entry.job, entry.rank
         entry.key = self._orders[rank](job, self)
         largest = entry.size if self._largest_first[rank] else 0
         entry.run_key = (rank, largest, job.arrival, job.seq)
-        self._ready[rank][entry.tier].add(entry.key, entry)
+        self._put(entry)
+
+    def _put(self, entry: Entry) -> None:
+        """A ready job enters the queue of its rank, with the keys it has."""
+        self._ready[entry.rank][entry.tier].add(entry.key, entry)
         if entry.rank > 0 and entry.promote_at < math.inf:
-            heapq.heappush(self._promotions, (entry.promote_at, job.seq, entry))
+            heapq.heappush(self._promotions, (entry.promote_at, entry.job.seq, entry))
         self._head_known = False
 
     def _unqueue(self, entry: Entry) -> None:
