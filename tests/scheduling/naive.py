@@ -114,6 +114,8 @@ class NaivePolicy:
     def next_wake(self, now: float) -> float:
         times = [math.inf]
         for item in self.items:
+            if item.ending:
+                continue
             times += [instant for instant, _ in self.deadlines(item)]
             if item.blocked:
                 times.append(now)
@@ -130,11 +132,12 @@ class NaivePolicy:
     # --- estimates and fair shares --------------------------------------------------------
 
     def estimate(self, job: Job, tier: int) -> int:
-        bound = min(job.max_tokens, self.max_model_len - job.prompt_tokens)
+        room = self.max_model_len - job.prompt_tokens  # as much or more declares nothing
+        bound = min(job.max_tokens, room)
         if self.config.estimator == "oracle":
             assert self.truth is not None
             guess = self.truth(job.rid)
-        elif self.config.estimator == "declared":
+        elif self.config.estimator == "declared" and job.max_tokens == bound < room:
             guess = bound
         else:
             window = sorted(self.outputs[tier][-self.config.window :])
@@ -206,6 +209,7 @@ class NaivePolicy:
             self.adapt(tier, now)
         else:
             self.enter_ready(item)
+            self.promote(item, now)
 
     def start(self, job: Job, now: float) -> None:
         item = self.item(job.rid)
@@ -276,7 +280,7 @@ class NaivePolicy:
         recent = self.arrivals[tier][-ADAPTIVE_ARRIVALS:]
         if config.adaptive == "fill" and len(recent) >= 2:
             gap = (recent[-1] - recent[0]) / (len(recent) - 1)
-            if now + self.jobs_missing(tier) * gap > stored:
+            if recent[-1] + self.jobs_missing(tier) * gap > stored:
                 self.release_at[tier] = min(stored, now)
 
     def group(self, item: Item) -> int:
@@ -290,11 +294,12 @@ class NaivePolicy:
     def jobs_missing(self, tier: int) -> float:
         config, held = self.config.tiers[tier], self.held(tier)
         if config.groups:
-            return min(n - len(self.members(tier, g)) for g, (_, n) in enumerate(config.groups))
+            members = [len(self.members(tier, g)) for g in range(len(config.groups))]
+            return min(n - m for m, (_, n) in zip(members, config.groups, strict=True) if m)
         missing = config.batch_size - len(held) if config.batch_size > 1 else math.inf
         if config.batch_tokens is not None:
             tokens = sum(i.size for i in held)
-            missing = min(missing, math.ceil((config.batch_tokens - tokens) * len(held) / tokens))
+            missing = min(missing, (config.batch_tokens - tokens) / (tokens / len(held)))
         return missing
 
     def full_batch(self, tier: int) -> list[Item]:
@@ -339,6 +344,7 @@ class NaivePolicy:
                 return
             for item in batch:
                 self.enter_ready(item)
+                self.promote(item, now)
             self.look_at_oldest(tier)
 
     # --- a step ---------------------------------------------------------------------------
@@ -362,6 +368,11 @@ class NaivePolicy:
         moves = self.config.ranks[item.tier] - item.rank + 1
         return item.since + (moves * after - self.waited(item))
 
+    def promote(self, item: Item, now: float) -> None:
+        while now >= self.promotion_at(item):
+            item.rank -= 1
+            item.key = self.make_key(item)
+
     def begin_step(self, now: float, host: Host) -> Plan:
         for item in self.items:
             if item.blocked:
@@ -374,13 +385,11 @@ class NaivePolicy:
                 item.ending = True
                 passed.append((*due[0], item))
         passed.sort(key=lambda p: (p[0], p[2].seq))
+        for item in self.queue():
+            self.promote(item, now)
         for tier in range(len(self.config.tiers)):
             self.look_at_oldest(tier)
             self.release(tier, now)
-        for item in self.queue():
-            while now >= self.promotion_at(item):
-                item.rank -= 1
-                item.key = self.make_key(item)
         aborts = [item for _, _, item in passed]
         return Plan(
             [(item.job, reason) for _, reason, item in passed],
@@ -412,9 +421,7 @@ class NaivePolicy:
             weaker = [
                 i
                 for i in sorted(running, key=lambda i: self.run_key(i.job), reverse=True)
-                if i not in victims
-                and i.rank > item.rank
-                and self.config.tiers[i.tier].preemptible
+                if i not in victims and i.rank > item.rank and self.config.tiers[i.tier].preemptible
             ]
             enough = [n for n in range(len(weaker) + 1) if fits(item, weaker[:n])]
             if not enough:
