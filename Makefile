@@ -54,7 +54,8 @@ lint: .venv/dev
 
 # The last line says what did not run, and why. With CI set, tests that need vLLM may not be missing.
 test: lint
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(VLLM_TESTS)) -m "not vllm"
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal -m "not vllm" \
+		$(addprefix --ignore=,$(VLLM_TESTS))
 	@missing=; \
 	if $(MAKE) --no-print-directory vllm-env; \
 	then echo $(VLLM_PYTHON) -m pytest $(VLLM_TESTS); $(VLLM_PYTHON) -m pytest $(VLLM_TESTS); \
