@@ -47,20 +47,24 @@ class EngineStats:
     padded_tokens: int = 0
     """Tokens computed only to reach a captured CUDA-graph size."""
     busy_ps: int = 0
-    kv_used: float = 0.0
-    """Integral of the share of blocks in use over busy_ps."""
-    kv_wasted: float = 0.0
-    """Integral of the share of token slots that are held but empty (last pages) over busy_ps."""
+    kv_used_block_ps: int = 0
+    """Blocks in use, integrated over busy_ps; integers, so that the sum does not depend on how it is split."""
+    kv_empty_token_ps: int = 0
+    """Token slots held but empty (last pages), integrated over busy_ps."""
+    kv_blocks: int = 0
+    """Usable blocks."""
+    kv_tokens: int = 0
+    """Usable token slots."""
 
     @property
     def kv_usage_mean(self) -> float:
         """Mean share of KV blocks in use while the engine was busy."""
-        return self.kv_used / self.busy_ps if self.busy_ps else 0.0
+        return self.kv_used_block_ps / (self.busy_ps * self.kv_blocks) if self.busy_ps else 0.0
 
     @property
     def kv_waste_mean(self) -> float:
         """Mean share of KV token slots held but empty while the engine was busy."""
-        return self.kv_wasted / self.busy_ps if self.busy_ps else 0.0
+        return self.kv_empty_token_ps / (self.busy_ps * self.kv_tokens) if self.busy_ps else 0.0
 
 
 class Replica:
@@ -96,7 +100,8 @@ class Replica:
         self._inbox: list[Request] = []
         self._leaving: list[tuple[int, int]] = []  # (instant, request) of clients' deadlines
         self._alarm: simpy.Event | None = None
-        self._stats = EngineStats()
+        usable = config.num_gpu_blocks - 1
+        self._stats = EngineStats(kv_blocks=usable, kv_tokens=usable * config.block_size)
         env.process(self._run())
 
     # --- what others see ------------------------------------------------------------------
@@ -247,14 +252,14 @@ class Replica:
             step.num_decodes,
             step.decode_context,
         )
-        size, usable = self._config.block_size, core.pool.num_usable
+        size = self._config.block_size
         empty = sum(len(r.blocks) * size - r.num_computed_tokens for r in core.running_requests)
         stats.steps += 1
         stats.scheduled_tokens += step.num_tokens
         stats.padded_tokens += self._step_time.padded_tokens(step.num_tokens) - step.num_tokens
         stats.busy_ps += duration_ps
-        stats.kv_used += duration_ps * (1.0 - core.pool.num_free / usable)
-        stats.kv_wasted += duration_ps * (empty / (usable * size))
+        stats.kv_used_block_ps += duration_ps * (core.pool.num_usable - core.pool.num_free)
+        stats.kv_empty_token_ps += duration_ps * empty
         return duration_ps
 
     def _deliver(self, outputs: list[Output]) -> None:

@@ -99,8 +99,8 @@ def _engine(result: Result) -> dict[str, Any]:
     busy_ps = sum(engine.busy_ps for engine in engines)
     capacity_ps = len(engines) * result.simulated_ps
     return {name: sum(getattr(engine, name) for engine in engines) for name in counts} | {
-        "kv_usage_mean": sum(engine.kv_used for engine in engines) / busy_ps if busy_ps else 0.0,
-        "kv_waste_mean": sum(engine.kv_wasted for engine in engines) / busy_ps if busy_ps else 0.0,
+        "kv_usage_mean": sum(e.kv_usage_mean * e.busy_ps for e in engines) / busy_ps if busy_ps else 0.0,
+        "kv_waste_mean": sum(e.kv_waste_mean * e.busy_ps for e in engines) / busy_ps if busy_ps else 0.0,
         "busy_share": busy_ps / capacity_ps if capacity_ps else 0.0,
     }
 
