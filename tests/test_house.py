@@ -118,7 +118,9 @@ def test_deciding_code_is_handed_time_and_chance(package):
 
 
 def test_files_are_opened_at_the_edge_only():
-    edge = re.compile(r"twin/(scenario|workload/formats|report/\w+|whatif/store|(\w+/)?cli)\.py")
+    edge = re.compile(
+        r"twin/(scenario|workload/formats(/\w+)?|report/\w+|whatif/store|terminal|(\w+/)?cli(_\w+)?)\.py"
+    )
     for path in modules("twin"):
         name = path.relative_to(ROOT).as_posix()
         if not edge.fullmatch(name):

@@ -4,7 +4,6 @@ Exit status: 0 done, 1 an objective was missed (`--check`), 2 bad input, 130 int
 and complaints to stderr.
 """
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,24 +15,22 @@ from typing import Annotated, Any
 
 import typer
 
-from twin.errors import InputError
-
-MISSED, BAD_INPUT, INTERRUPTED = 1, 2, 130
-BROKEN_PIPE = 141
-"""What a shell reports of a program that wrote to a closed pipe."""
+from twin.cli_trace import app as trace_app
+from twin.terminal import INTERRUPTED, MISSED, complain, errors, wants_color, write
 
 app = typer.Typer(
     name="twin", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
+app.add_typer(trace_app)
 
 
 def _print_version(wanted: bool) -> None:
     if not wanted:
         return
     try:
-        _write(f"{installed_version('vllm-twin')}\n")
+        write(f"{installed_version('vllm-twin')}\n")
     except PackageNotFoundError:
-        _write("vllm-twin runs from its sources, not installed\n")
+        write("vllm-twin runs from its sources, not installed\n")
     raise typer.Exit
 
 
@@ -88,7 +85,7 @@ def run(
     ] = None,
 ) -> None:
     """Simulate a scenario and say how it went."""
-    with _errors():
+    with errors():
         # Only this command needs them, and they take longer to load than the rest takes to run.
         from twin.report.decisions import render_decisions
         from twin.report.json_summary import objectives_missed, summarize, to_json
@@ -107,12 +104,12 @@ def run(
             write_records(records, result.records)
         if as_json:
             for warning in summary["warnings"]:
-                _complain(f"warning: {warning}")
+                complain(f"warning: {warning}")
             for life in lives:
-                _complain(life)
-            _write(to_json(summary))
+                complain(life)
+            write(to_json(summary))
         else:
-            _write("\n".join([render(summary, color=_wants_color()), *lives]))
+            write("\n".join([render(summary, color=wants_color()), *lives]))
         if result.interrupted:
             raise typer.Exit(INTERRUPTED)
         if check and objectives_missed(summary):
@@ -124,15 +121,15 @@ def presets(
     as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
 ) -> None:
     """List the policies that a scenario can name, with their numbers."""
-    with _errors():
+    with errors():
         import json
 
         from twin.report.presets import presets_as_data, render_presets
 
         if as_json:
-            _write(json.dumps(presets_as_data(), indent=2) + "\n")
+            write(json.dumps(presets_as_data(), indent=2) + "\n")
         else:
-            _write(render_presets(color=_wants_color()))
+            write(render_presets(color=wants_color()))
 
 
 def main() -> None:
@@ -145,19 +142,6 @@ def main() -> None:
         app(prog_name="twin")
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-
-
-@contextmanager
-def _errors() -> Iterator[None]:
-    """Mistakes of the user become one message and status 2, Ctrl-C becomes 130."""
-    try:
-        yield
-    except InputError as error:
-        _complain(f"error: {error}")
-        raise typer.Exit(BAD_INPUT) from None
-    except KeyboardInterrupt:
-        _complain("interrupted")
-        raise typer.Exit(INTERRUPTED) from None
 
 
 @contextmanager
@@ -185,24 +169,3 @@ def _progress() -> Iterator[Any]:
             bar.update(task, completed=ended, total=expected, ended=f"{ended:,}{of}", at=at)
 
         yield update
-
-
-def _wants_color() -> bool:
-    return sys.stdout.isatty() and "NO_COLOR" not in os.environ
-
-
-def _complain(message: str) -> None:
-    sys.stderr.write(f"{message}\n")
-
-
-def _write(text: str) -> None:
-    """Write to stdout; a reader that has gone (`twin run ... | head`) ends the command quietly."""
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except OSError as error:
-        # The interpreter flushes once more on leaving; that must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):
-            raise typer.Exit(BROKEN_PIPE) from None
-        raise InputError(f"the result cannot be written: {error.strerror}") from None

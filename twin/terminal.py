@@ -1,0 +1,50 @@
+"""What every command does alike: results to stdout, complaints to stderr, mistakes of the user to status 2."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from twin.errors import InputError
+
+MISSED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+BROKEN_PIPE = 141
+"""What a shell reports of a program that wrote to a closed pipe."""
+
+
+@contextmanager
+def errors() -> Iterator[None]:
+    """Mistakes of the user become one message and status 2, Ctrl-C becomes 130."""
+    try:
+        yield
+    except InputError as error:
+        complain(f"error: {error}")
+        raise typer.Exit(BAD_INPUT) from None
+    except KeyboardInterrupt:
+        complain("interrupted")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def wants_color() -> bool:
+    """Whether stdout is a terminal that may be written to in colour."""
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+
+def complain(message: str) -> None:
+    """One line on stderr."""
+    sys.stderr.write(f"{message}\n")
+
+
+def write(text: str) -> None:
+    """Write to stdout; a reader that has gone (`twin run ... | head`) ends the command quietly."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        # The interpreter flushes once more on leaving; that must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise typer.Exit(BROKEN_PIPE) from None
+        raise InputError(f"the result cannot be written: {error.strerror}") from None
