@@ -22,25 +22,19 @@ class DecisionLog:
     """Decisions about watched requests. Watching none costs one look-up in an empty dict."""
 
     def __init__(self) -> None:
-        self._logs: dict[Hashable, list[Decision]] = {}
-
-    def __contains__(self, rid: Hashable) -> bool:
-        return rid in self._logs
+        self.logs: dict[Hashable, list[Decision]] = {}
+        """Decisions by watched request, in the order of `watch`."""
 
     def watch(self, rid: Hashable) -> None:
         """Keep what is decided about `rid` from now on."""
-        self._logs.setdefault(rid, [])
-
-    def watched(self) -> list[Hashable]:
-        """Requests watched, in the order of `watch`."""
-        return list(self._logs)
+        self.logs.setdefault(rid, [])
 
     def add(self, rid: Hashable, now: float, step: int, event: str, detail: str = "") -> None:
         """Note a decision about a watched request; one equal to the last but for its time is left out."""
-        log = self._logs[rid]
+        log = self.logs[rid]
         if not log or (log[-1].event, log[-1].detail) != (event, detail):
             log.append(Decision(now, step, event, detail))
 
     def of(self, rid: Hashable) -> list[Decision]:
         """The decisions about `rid`, oldest first; empty if it is not watched."""
-        return list(self._logs.get(rid, ()))
+        return list(self.logs.get(rid, ()))

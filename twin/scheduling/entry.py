@@ -1,18 +1,14 @@
 """What the policy keeps of a job beside the job itself."""
 
 import math
-from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 from twin.scheduling.job import Job
 
-
-class State(Enum):
-    """Where a job is; one that is in none of these is gone."""
-
-    HELD = "held"
-    READY = "ready"
-    RUNNING = "running"
+# Where a job is; one that is in none of these is gone.
+HELD: Final = "held"
+READY: Final = "ready"
+RUNNING: Final = "running"
 
 
 class Entry:
@@ -45,7 +41,7 @@ class Entry:
         self.rank = rank
         self.expected = expected
         self.size = job.prompt_tokens + expected
-        self.state = State.HELD
+        self.state: str = HELD
         self.key: tuple[Any, ...] = ()
         self.run_key: tuple[Any, ...] = ()
         self.tag: int | None = None  # of fair queueing, once charged

@@ -48,7 +48,8 @@ class Hold:
         self._queues[self.group_of(entry)].add(_age(entry), entry)
         self._count += 1
         self._tokens += entry.size
-        self._note_oldest()
+        if self._oldest is None or _age(entry) < _age(self._oldest):
+            self._set_oldest(entry)
         assert self._oldest is not None
         if self._config.adaptive == "pressure":
             shorter = self._oldest.job.arrival + self._max_wait * (1.0 - 0.5 * pressure)
@@ -60,11 +61,7 @@ class Hold:
 
     def remove(self, entry: Entry) -> None:
         """`entry` is held no longer."""
-        self._queues[self.group_of(entry)].remove(_age(entry))
-        self._count -= 1
-        self._tokens -= entry.size
-        if entry is self._oldest:
-            self._note_oldest()
+        self._take([entry])
 
     def is_due(self, now: float) -> bool:
         """Whether anything would be released now."""
@@ -74,9 +71,21 @@ class Hold:
         """Batches that are due, one after the other, as (reason, jobs): size, tokens, time, mix or single."""
         while self.is_due(now):
             reason, batch = self._next_batch()
-            for entry in batch:
-                self.remove(entry)
+            self._take(batch)
             yield reason, batch
+
+    def _take(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            self._queues[self.group_of(entry)].remove(_age(entry))
+            self._tokens -= entry.size
+        self._count -= len(entries)
+        if self._oldest in entries:
+            firsts = [queue.first() for queue in self._queues if queue]
+            self._set_oldest(min(firsts)[1] if firsts else None)
+
+    def _set_oldest(self, oldest: Entry | None) -> None:
+        self._oldest = oldest
+        self.release_at = oldest.job.arrival + self._max_wait if oldest else math.inf
 
     def _full_group(self) -> int | None:
         """The shortest group that is full, None if none is."""
@@ -114,13 +123,6 @@ class Hold:
 
     def _oldest_of(self, group: int, count: int) -> list[Entry]:
         return [entry for _, (_, entry) in zip(range(count), self._queues[group], strict=False)]
-
-    def _note_oldest(self) -> None:
-        heads = [queue.first() for queue in self._queues if len(queue)]
-        oldest = min(heads)[1] if heads else None
-        if oldest is not self._oldest:
-            self._oldest = oldest
-            self.release_at = oldest.job.arrival + self._max_wait if oldest else math.inf
 
     def _can_fill(self) -> bool:
         """Whether, at the present rate, a batch fills before it is released anyway. Unknown rate: yes."""

@@ -1,6 +1,6 @@
 """Who must give way so that a job ranked above can run: decided on one snapshot of the engine."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from twin.scheduling.config import TierConfig
 from twin.scheduling.entry import Entry
@@ -8,11 +8,12 @@ from twin.scheduling.job import Host
 
 
 class Room:
-    """Slots, blocks and caps as they would be after what has been decided so far."""
+    """Slots, blocks and caps as they would be after what has been decided so far.
 
-    def __init__(
-        self, tiers: Sequence[TierConfig], jobs: Sequence[int], tokens: Sequence[int]
-    ) -> None:
+    `jobs` and `tokens` are what runs of each tier; the lists are not copied.
+    """
+
+    def __init__(self, tiers: Sequence[TierConfig], jobs: list[int], tokens: list[int]) -> None:
         self._tiers = tiers
         self._jobs = jobs
         self._tokens = tokens
@@ -30,11 +31,17 @@ class Room:
         limit = tier.max_running_tokens
         return limit is None or jobs == 0 or tokens + entry.size <= limit
 
+    def fits(self, blocks: int, host: Host) -> bool:
+        """Whether a job that needs `blocks` can run beside the others."""
+        reserve = host.watermark_blocks if self.alive else 0
+        return self.slots >= 1 and blocks + reserve <= self.blocks
+
     def give(self, entry: Entry, blocks: int) -> None:
         """A running job goes and leaves its slot and `blocks`."""
         self._count(entry, -1)
         self.slots += 1
         self.blocks += blocks
+        self.alive -= 1
 
     def take(self, entry: Entry, blocks: int) -> None:
         """A waiting job runs."""
@@ -44,38 +51,43 @@ class Room:
         self.alive += 1
 
     def _count(self, entry: Entry, jobs: int) -> None:
-        # The policy's own counts are shared until something changes.
-        self._jobs, self._tokens = list(self._jobs), list(self._tokens)
         self._jobs[entry.tier] += jobs
         self._tokens[entry.tier] += jobs * entry.size
 
 
 def choose_victims(
-    waiting: Iterator[Entry], victims: list[Entry], room: Room, host: Host
+    waiting: Iterator[Entry],
+    victims_below: Callable[[int], list[Entry]],
+    room: Room,
+    host: Host,
+    stopped: set[int],
 ) -> list[Entry]:
     """Running jobs to preempt, in order, so that waiting ones ranked above them fit.
 
-    `waiting` comes in the order of admission, `victims` in run_key order (taken from its end, changed). For each
-    waiting job that no cap stops, victims ranked strictly below it are taken until it fits; if all of them do not
-    suffice, none is taken for it and planning ends, since nothing behind it would be admitted either.
+    `waiting` comes in the order of admission and leaves out the tiers that a cap stops, which are added to `stopped`;
+    `victims_below(rank)` are the running jobs that may give way to one of that rank, in run_key order. For each
+    waiting job they are taken from the end until it fits; if all of them do not suffice, none is taken for it and
+    planning ends, since nothing behind it would be admitted either.
     """
     chosen: list[Entry] = []
-    stopped: set[int] = set()
+    victims: list[Entry] | None = None  # looked for once something does not fit
     for entry in waiting:
-        if not victims or victims[-1].rank <= entry.rank:
+        if victims is not None and (not victims or victims[-1].rank <= entry.rank):
             break
-        if entry.tier in stopped or not room.allows(entry):
+        if not room.allows(entry):
             stopped.add(entry.tier)
             continue
         need = host.blocks_for(entry.job)
-        taken = _make_room(entry, need, victims, room, host)
-        if taken is None:
-            break
-        for victim, blocks in taken:
-            victims.pop()
-            room.alive -= 1
-            room.give(victim, blocks)
-            chosen.append(victim)
+        if not room.fits(need, host):
+            if victims is None:
+                victims = victims_below(entry.rank)
+            taken = _make_room(entry, need, victims, room, host)
+            if taken is None:
+                break
+            for victim, blocks in taken:
+                victims.pop()
+                room.give(victim, blocks)
+                chosen.append(victim)
         room.take(entry, need)
     return chosen
 
@@ -87,12 +99,11 @@ def _make_room(
     slots, blocks, alive = room.slots, room.blocks, room.alive
     taken: list[tuple[Entry, int]] = []
     for victim in reversed(victims):
-        if slots >= 1 and need + (host.watermark_blocks if alive else 0) <= blocks:
-            return taken
         if victim.rank <= entry.rank:
             return None
         freed = host.blocks_of(victim.job)
         taken.append((victim, freed))
         slots, blocks, alive = slots + 1, blocks + freed, alive - 1
-    fits = slots >= 1 and need + (host.watermark_blocks if alive else 0) <= blocks
-    return taken if fits else None
+        if slots >= 1 and need + (host.watermark_blocks if alive else 0) <= blocks:
+            return taken
+    return None

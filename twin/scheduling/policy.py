@@ -6,12 +6,12 @@ in the time. What differs between policies is data (tiers, caps, holds) and smal
 
 import heapq
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Container, Hashable, Iterator
 from typing import Any
 
 from twin.scheduling.config import ANY_TIER, PolicyConfig
 from twin.scheduling.decisions import Decision, DecisionLog
-from twin.scheduling.entry import Entry, State
+from twin.scheduling.entry import HELD, READY, RUNNING, Entry
 from twin.scheduling.estimators import Estimator
 from twin.scheduling.fair import FairShare
 from twin.scheduling.hold import Hold
@@ -56,6 +56,7 @@ class Policy:
         self._entries: dict[Hashable, Entry] = {}
         self._running_jobs = [0] * len(tiers)
         self._running_tokens = [0] * len(tiers)
+        self._room = Room(tiers, self._running_jobs, self._running_tokens)  # under the caps, now
         self._preemptible = [0] * len(self._orders)  # running jobs by rank that may give way
         self._deadlines: list[tuple[float, int, str, Entry]] = []
         self._promotions: list[tuple[float, int, Entry]] = []
@@ -80,12 +81,10 @@ class Policy:
         self._entries[job.rid] = entry
         statistics = self._statistics[tier]
         statistics.submitted += 1
-        for deadline, reason in (
-            (job.ttft_deadline, "timeout:ttft"),
-            (job.deadline, "timeout:total"),
-        ):
-            if deadline is not None:
-                heapq.heappush(self._deadlines, (deadline, job.seq, reason, entry))
+        if job.ttft_deadline is not None:
+            heapq.heappush(self._deadlines, (job.ttft_deadline, job.seq, "timeout:ttft", entry))
+        if job.deadline is not None:
+            heapq.heappush(self._deadlines, (job.deadline, job.seq, "timeout:total", entry))
         self._start_ageing(entry)
         hold = self._holds[tier]
         if hold is None:
@@ -94,7 +93,7 @@ class Policy:
         else:
             statistics.present["held"] += 1
             hold.add(entry, now, self.pressure)
-            self._note(entry, now, "held", f"until {hold.release_at:.6f} or a full batch")
+            self._note(entry, now, "held", "until %.6f or a full batch", hold.release_at)
 
     def start(self, job: Job, now: float) -> None:
         """The host took the job off the queue."""
@@ -112,8 +111,8 @@ class Policy:
         entry.started = True
         if entry.tag is not None:
             self._fair.start(entry.tag)
-        self._move(entry, State.RUNNING)
-        self._note(entry, now, "started", f"rank {entry.rank}")
+        self._move(entry, RUNNING)
+        self._note(entry, now, "started", "rank %d", entry.rank)
 
     def undo_start(self, job: Job, now: float) -> None:
         """A job the host took off but set aside waits again, as if it had not been taken."""
@@ -128,7 +127,7 @@ class Policy:
         statistics.undone_starts += 1
         if entry.tag is not None:
             self._fair.undo_start(entry.tag)
-        self._move(entry, State.READY)
+        self._move(entry, READY)
         self._put(entry)
         self._note(entry, now, "set aside", "a result from before its preemption is in flight")
 
@@ -138,7 +137,7 @@ class Policy:
         entry.waiting_since = now
         entry.undo = None
         self._start_ageing(entry)
-        self._move(entry, State.READY)
+        self._move(entry, READY)
         entry.blocked = True
         self._returned.append(entry)
         planned = job.rid in self._planned
@@ -162,7 +161,7 @@ class Policy:
         entry = self._entries.pop(job.rid, None)
         if entry is None:
             return
-        if entry.state is State.RUNNING:
+        if entry.state == RUNNING:
             self._count_running(entry, -1)
         elif not entry.ending:
             self._unqueue(entry)
@@ -170,15 +169,15 @@ class Policy:
             used = job.prompt_tokens + output_tokens if entry.started else 0
             self._fair.settle(job.tenant, entry.size, used)
         statistics = self._statistics[entry.tier]
-        statistics.present[entry.state.value] -= 1
-        statistics.ended[f"{reason} {entry.state.value}"] += 1
+        statistics.present[entry.state] -= 1
+        statistics.ended[f"{reason} {entry.state}"] += 1
         if reason == "finished":
             self._estimator.learn(entry.tier, output_tokens)
             statistics.estimates += 1
             statistics.estimate_error_tokens += entry.expected - output_tokens
             statistics.estimate_abs_error_tokens += abs(entry.expected - output_tokens)
         self._head_known = False
-        self._note(entry, now, "gone", f"{reason}, {output_tokens} tokens")
+        self._note(entry, now, "gone", "%s, %d tokens", reason, output_tokens)
 
     # --- what the host asks ---------------------------------------------------------------
 
@@ -197,7 +196,7 @@ class Policy:
         self._release(now)
         preempt = self._plan_preemptions(now, host, abort)
         self._head_known = False
-        if self._log.watched():
+        if self._log.logs:
             self._note_waiting(now, host)
         return Plan(abort, preempt)
 
@@ -247,7 +246,7 @@ class Policy:
     def state_of(self, rid: Hashable) -> str | None:
         """held, ready or running; None if the job is gone or was never here."""
         entry = self._entries.get(rid)
-        return None if entry is None else entry.state.value
+        return None if entry is None else entry.state
 
     def watch(self, rid: Hashable) -> None:
         """Log every decision about `rid` from now on."""
@@ -294,12 +293,12 @@ class Policy:
 
     def _make_ready(self, entry: Entry, now: float) -> None:
         """A job that is not held, or no longer, enters the ready queue."""
-        entry.state = State.READY
+        entry.state = READY
         if self._uses_fair:
             entry.tag = self._fair.enter(entry.job.tenant, entry.size)
         self._age(entry, now)
         self._queue(entry)
-        self._note(entry, now, "ready", f"rank {entry.rank}")
+        self._note(entry, now, "ready", "rank %d", entry.rank)
 
     def _queue(self, entry: Entry) -> None:
         """A ready job enters the queue of its rank, with new keys."""
@@ -318,7 +317,7 @@ class Policy:
 
     def _unqueue(self, entry: Entry) -> None:
         """Take a waiting job out of whatever it waits in."""
-        if entry.state is State.HELD:
+        if entry.state == HELD:
             hold = self._holds[entry.tier]
             assert hold is not None
             hold.remove(entry)
@@ -328,13 +327,13 @@ class Policy:
             self._ready[entry.rank][entry.tier].remove(entry.key)
         self._head_known = False
 
-    def _move(self, entry: Entry, state: State) -> None:
+    def _move(self, entry: Entry, state: str) -> None:
         """Between ready and running, with the counts that caps look at."""
         present = self._statistics[entry.tier].present
-        present[entry.state.value] -= 1
-        present[state.value] += 1
+        present[entry.state] -= 1
+        present[state] += 1
         entry.state = state
-        self._count_running(entry, 1 if state is State.RUNNING else -1)
+        self._count_running(entry, 1 if state == RUNNING else -1)
         self._head_known = False
 
     def _count_running(self, entry: Entry, jobs: int) -> None:
@@ -344,7 +343,6 @@ class Policy:
             self._preemptible[entry.rank] += jobs
 
     def _find_head(self) -> Entry | None:
-        room = Room(self.config.tiers, self._running_jobs, self._running_tokens)
         stopped: set[int] = set()
         for queues in self._ready:
             best: tuple[tuple[Any, ...], Entry] | None = None
@@ -352,25 +350,30 @@ class Policy:
                 if not queue or tier in stopped:
                     continue
                 pair = queue.first()
-                if not room.allows(pair[1]):
+                if not self._room.allows(pair[1]):
                     stopped.add(tier)
                 elif best is None or pair[0] < best[0]:
                     best = pair
             if best is not None:
                 break
         for tier in stopped - self._capped:
+            self._capped.add(tier)
             self._statistics[tier].cap_stops += 1
-        self._capped |= stopped
         return best[1] if best else None
 
-    def _in_head_order(self) -> Iterator[Entry]:
-        """All ready jobs in the order in which they would be admitted if there were no caps."""
+    def _in_head_order(self, stopped: Container[int] = ()) -> Iterator[Entry]:
+        """All ready jobs in the order of admission, without the rest of a tier that the caller adds to `stopped`."""
         for queues in self._ready:
-            occupied = [queue for queue in queues if queue]
-            if len(occupied) == 1:
-                yield from (entry for _, entry in occupied[0])
-            else:
-                yield from (entry for _, entry in heapq.merge(*occupied))
+            walks = {t: iter(q) for t, q in enumerate(queues) if q and t not in stopped}
+            firsts = {tier: next(walk) for tier, walk in walks.items()}
+            while firsts:
+                tier = min(firsts, key=lambda t: firsts[t][0])
+                yield firsts[tier][1]
+                following = None if tier in stopped else next(walks[tier], None)
+                if following is None:
+                    del firsts[tier]
+                else:
+                    firsts[tier] = following
 
     # --- time -----------------------------------------------------------------------------
 
@@ -391,7 +394,7 @@ class Policy:
             entry.promote_at += after
             promoted = True
             self._statistics[entry.tier].promotions += 1
-            self._note(entry, now, "promoted", f"to rank {entry.rank}")
+            self._note(entry, now, "promoted", "to rank %d", entry.rank)
         return promoted
 
     def _promote(self, now: float) -> None:
@@ -406,7 +409,7 @@ class Policy:
     def _is_ageing(self, promote_at: float, entry: Entry) -> bool:
         """Whether this timer is still the one the job waits for."""
         return (
-            entry.state is State.READY
+            entry.state == READY
             and entry.promote_at == promote_at
             and entry.rank > 0
             and not entry.ending
@@ -443,7 +446,7 @@ class Policy:
         while heap and heap[0][0] <= now:
             _, _, reason, entry = heapq.heappop(heap)
             if self._is_pending(reason, entry):
-                if entry.state is not State.RUNNING:
+                if entry.state != RUNNING:
                     self._unqueue(entry)
                 entry.ending = True
                 aborts.append((entry.job, reason))
@@ -456,16 +459,22 @@ class Policy:
         best = next((rank for rank, queues in enumerate(self._ready) if any(queues)), None)
         if best is None or not any(self._preemptible[best + 1 :]):
             return []
-        running = [self._entries[job.rid] for job in host.running]
-        staying = [entry for entry in running if not entry.ending]
-        victims = [e for e in staying if self.config.tiers[e.tier].preemptible]
-        victims.sort(key=lambda entry: entry.run_key)
-        room = Room(self.config.tiers, self._running_jobs, self._running_tokens)
-        room.slots, room.blocks, room.alive = host.free_slots, host.free_blocks, len(staying)
-        for entry in running:
-            if entry.ending:
-                room.give(entry, host.blocks_of(entry.job))
-        chosen = choose_victims(self._in_head_order(), victims, room, host)
+        room = Room(self.config.tiers, [*self._running_jobs], [*self._running_tokens])
+        room.slots, room.blocks, room.alive = host.free_slots, host.free_blocks, len(host.running)
+        for job, _ in abort:
+            entry = self._entries[job.rid]
+            if entry.state == RUNNING:
+                room.give(entry, host.blocks_of(job))
+
+        def victims_below(rank: int) -> list[Entry]:
+            running = [self._entries[job.rid] for job in host.running]
+            below = [e for e in running if e.rank > rank and not e.ending]
+            victims = [e for e in below if self.config.tiers[e.tier].preemptible]
+            return sorted(victims, key=lambda entry: entry.run_key)
+
+        stopped: set[int] = set()
+        waiting = self._in_head_order(stopped)
+        chosen = choose_victims(waiting, victims_below, room, host, stopped)
         for entry in chosen:
             self._planned.add(entry.job.rid)
             self._statistics[entry.tier].lost_tokens += host.tokens_of(entry.job)[0]
@@ -473,23 +482,22 @@ class Policy:
 
     # --- decision log ---------------------------------------------------------------------
 
-    def _note(self, entry: Entry, now: float, event: str, detail: str = "") -> None:
-        if entry.job.rid in self._log:
-            self._log.add(entry.job.rid, now, self._step, event, detail)
+    def _note(self, entry: Entry, now: float, event: str, detail: str = "", *args: Any) -> None:
+        if entry.job.rid in self._log.logs:
+            self._log.add(entry.job.rid, now, self._step, event, detail % args)
 
     def _note_waiting(self, now: float, host: Host) -> None:
         """Why each watched job that waits is not running, seen from the beginning of this step."""
-        for rid in self._log.watched():
+        for rid in self._log.logs:
             entry = self._entries.get(rid)
-            if entry is None or entry.state is not State.READY or entry.ending:
+            if entry is None or entry.state != READY or entry.ending:
                 continue
             ahead = 0
             for other in self._in_head_order():
                 if other is entry:
                     break
                 ahead += 1
-            room = Room(self.config.tiers, self._running_jobs, self._running_tokens)
-            if not room.allows(entry):
+            if not self._room.allows(entry):
                 why = "its tier is at its cap"
             elif ahead:
                 why = f"{ahead} ahead in the queue"

@@ -29,7 +29,11 @@ class SortedQueue(Generic[T]):
 
     def add(self, key: Key, item: T) -> None:
         """Insert `item` at its place."""
-        insort(self._pairs, (key, item), lo=self._start)
+        pairs = self._pairs
+        if not pairs or pairs[-1][0] < key:
+            pairs.append((key, item))
+        else:
+            insort(pairs, (key, item), lo=self._start)
 
     def first(self) -> tuple[Key, T]:
         """The pair with the smallest key; the queue must not be empty."""
