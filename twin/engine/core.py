@@ -25,6 +25,8 @@ class Step:
         "admitted",
         "decode_context",
         "num_decodes",
+        "num_sampled",
+        "num_seqs",
         "num_tokens",
         "planned_preempted",
         "preempted",
@@ -45,6 +47,10 @@ class Step:
         self.aborted: list[tuple[EngineRequest, str]] = []
         """Requests whose deadline had passed, with the reason."""
         self.num_tokens = 0
+        self.num_seqs = 0
+        """Requests that compute something."""
+        self.num_sampled = 0
+        """Requests that get a token."""
         self.sampled: set[EngineRequest] = set()
         """Requests that get a token from this step."""
         self.prefill_pairs = 0
@@ -156,28 +162,36 @@ class EngineCore:
     def schedule(self, now: float) -> Step:
         """Plan the next step at the instant `now` (seconds)."""
         step = Step()
-        if self.policy is not None:
-            self._follow_plan(step, now)
-        budget = self._schedule_running(step, now)
-        if not step.preempted:
-            self._schedule_waiting(step, now, budget)
-        self._account(step)
+        victims = self._begin_step(step, now)
+        self._schedule(step, victims, now)
         return step
 
-    def _follow_plan(self, step: Step, now: float) -> None:
-        assert self._policy_queue is not None
+    def _begin_step(self, step: Step, now: float) -> list[EngineRequest]:
+        """Ask the policy: whom to abort, which is done at once, and whom to preempt."""
+        if self._policy_queue is None:
+            return []
         self._policy_queue.begin_step(now)
         plan = self.policy.begin_step(now, self)
         for job, reason in plan.abort:
             request = self.requests[job.rid]
             self.abort(request, now, reason)
             step.aborted.append((request, reason))
-        for job in plan.preempt:
-            request = self.requests[job.rid]
+        return [self.requests[job.rid] for job in plan.preempt]
+
+    def _schedule(self, step: Step, victims: list[EngineRequest], now: float) -> None:
+        for request in victims:
             self.running_requests.remove(request)
             self._preempt(request, now)
             step.planned_preempted.append(request)
-        if not self._sorted:
+        self._sort_running()
+        budget = self._schedule_running(step, now)
+        if not step.preempted:
+            self._schedule_waiting(step, now, budget)
+        self._account(step)
+
+    def _sort_running(self) -> None:
+        """Under a policy of ours the last running request is the one to give way."""
+        if self.policy is not None and not self._sorted:
             run_key = self.policy.run_key
             self.running_requests.sort(key=lambda request: run_key(request.job))
             self._sorted = True
@@ -357,6 +371,8 @@ class EngineCore:
                 step.sampled.add(request)
                 if self.config.async_scheduling:
                     request.num_output_placeholders += 1
+        step.num_seqs += len(step.scheduled)
+        step.num_sampled += len(step.sampled)
 
     # --- update ---------------------------------------------------------------------------
 

@@ -246,8 +246,8 @@ class Replica:
                 life.first_scheduled_ps = now_ps
         duration_ps = self._step_time.step_ps(
             step.num_tokens,
-            len(step.scheduled),
-            len(step.sampled),
+            step.num_seqs,
+            step.num_sampled,
             step.prefill_pairs,
             step.num_decodes,
             step.decode_context,
