@@ -115,6 +115,8 @@ class PoolMachine(RuleBasedStateMachine):
         assert pool.free_order() == naive.free
         assert pool.num_free == len(naive.free)
         assert pool.num_cached == len(naive.published)
+        free_with_key = [block for block in naive.free if naive.key_of(block) is not None]
+        assert pool.num_cached_free == len(free_with_key)
         for key in KEYS:
             assert pool.find([key]) == naive.find([key])
         for block in self.held():

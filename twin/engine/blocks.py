@@ -63,6 +63,7 @@ class BlockPool:
         self.num_usable = num_blocks - 1
         self.caching = caching
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
+        self._blank = num_blocks - 1  # free blocks without a key
         self._refs = [0] * num_blocks
         self._key: list[Key | None] = [None] * num_blocks
         # Several blocks may carry one key: they are kept oldest first, and the oldest is what a look-up finds.
@@ -72,6 +73,11 @@ class BlockPool:
     def num_free(self) -> int:
         """Blocks that can be handed out now, cached ones included."""
         return len(self._free)
+
+    @property
+    def num_cached_free(self) -> int:
+        """Free blocks that are findable by key: what the prefix cache holds beside the running requests."""
+        return len(self._free) - self._blank
 
     @property
     def num_cached(self) -> int:
@@ -109,7 +115,9 @@ class BlockPool:
         for block in blocks:
             self._refs[block] = 1
             key = self._key[block]
-            if key is not None:
+            if key is None:
+                self._blank -= 1
+            else:
                 self._forget(block, key)
         return blocks
 
@@ -139,6 +147,7 @@ class BlockPool:
                     front.append(block)
                 else:
                     free[block] = None
+        self._blank += len(front)
         for block in reversed(front):
             free[block] = None
             free.move_to_end(block, last=False)
