@@ -18,8 +18,11 @@ from twin.errors import InputError
 from twin.scenario import load_scenario
 from twin.scenario_faults import NOT_MODELLED
 from twin.scenario_yaml import parse
+from twin.workload.arrivals import Renewal
+from twin.workload.gaps import Equal, Exponential
+from twin.workload.lengths import Fixed, Lengths, Uniform
+from twin.workload.sessions import Always, Sessions
 from twin.workload.streams import TraceStream
-from twin.workload.synthetic import Constant, Fixed, Poisson, Sessions, Uniform
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.yaml"))
 
@@ -69,9 +72,8 @@ def test_a_file_becomes_plain_objects(tmp_path):
     assert scenario.policy_name == "tiered"
     assert scenario.tiers == ("ONLINE", "BATCH", "OFFLINE")
     [chat] = scenario.traffic
-    assert chat.arrivals == Poisson(6)
-    assert chat.prompt_tokens == Fixed(512)
-    assert chat.output_tokens == Uniform(1, 128)
+    assert chat.arrivals == Renewal(Exponential(), 6)
+    assert chat.lengths == Lengths(Fixed(512), Uniform(1, 128))
     assert chat.clients.tiers == {"ONLINE": 0.7, "BATCH": 0.3}
     assert chat.sessions is None
     assert (scenario.cluster.replicas, scenario.cluster.router) == (1, "least_connections")
@@ -88,7 +90,7 @@ def test_seconds_are_exact_picoseconds():
     [chat] = scenario.traffic
     assert chat.clients.ttft_timeout_ps == PS // 10
     assert chat.clients.total_timeout_ps == 30 * PS
-    assert chat.sessions == Sessions(2, 16, 5 * PS // 2)
+    assert chat.sessions == Sessions(Fixed(2), 16, Always(5 * PS // 2))
     assert chat.duration_ps == 3 * PS // 10
     assert (scenario.run.until_ps, scenario.run.warmup_ps) == (7 * PS // 10, PS // 5)
 
@@ -169,7 +171,7 @@ def test_yaml_is_read_as_people_mean_it(tmp_path):
     text = text.replace("tiered", "fcfs").replace("ONLINE: {ttft", "ON: {ttft")
     text = text.replace("name: chat", "name: 2024-01-01")
     scenario = load_scenario(write(tmp_path, text))
-    assert scenario.traffic[0].arrivals == Poisson(0.6)
+    assert scenario.traffic[0].arrivals == Renewal(Exponential(), 0.6)
     assert scenario.traffic[0].clients.tiers == {"ON": 0.7, "NO": 0.3}
     assert scenario.name == "2024-01-01"
     for form in ("\ufeff" + TEXT, TEXT.replace("\n", "\r\n")):
@@ -180,8 +182,8 @@ def test_anchors_are_taken(tmp_path):
     chat = "{process: constant, rate: 2}, prompt_tokens: &n {fixed: 5}, output_tokens: *n, requests: 3}"
     text = re.sub(r"(?s)  - arrivals.*objectives", f"  - {{arrivals: {chat}\nobjectives", TEXT)
     [read] = load_scenario(write(tmp_path, text)).traffic
-    assert read.output_tokens == Fixed(5)
-    assert read.arrivals == Constant(2)
+    assert read.lengths.output == Fixed(5)
+    assert read.arrivals == Renewal(Equal(), 2)
 
 
 # --- overrides ----------------------------------------------------------------------------
@@ -203,7 +205,7 @@ def test_overrides_reach_every_depth(tmp_path):
         seed=7,
     )
     assert (scenario.engine.max_num_seqs, scenario.engine.watermark) == (64, 0.25)
-    assert scenario.traffic[0].arrivals == Poisson(12.5)
+    assert scenario.traffic[0].arrivals == Renewal(Exponential(), 12.5)
     assert scenario.traffic[0].clients.ttft_timeout_ps == 5 * PS
     assert scenario.policy.tiers[0].max_wait == 0.02
     assert (scenario.cluster.replicas, scenario.cluster.router) == (3, "round_robin")
@@ -442,7 +444,7 @@ def test_a_system_prompt_counts_when_asking_whether_a_stream_can_run():
     sessions = {"turns": 2, "system_prompt_tokens": 2000}
     load_scenario(document(traffic=[stream(47, sessions=sessions)]))
     told = refused(document(traffic=[stream(48, sessions=sessions)]))
-    assert "at least 2048 tokens (2000 of the system prompt + 48)" in told
+    assert "at least 2048 tokens (2000 of the system prompt and shared text + 48)" in told
 
 
 def test_messages_about_a_trace_name_the_scenario_and_the_trace(tmp_path):

@@ -15,14 +15,21 @@ from twin.clock import PS
 from twin.errors import InputError
 from twin.metrics.records import RequestRecord
 from twin.workload.formats import count_lines, read_azure
-from twin.workload.streams import (
-    Clients,
-    SyntheticStream,
-    TraceStream,
-    Traffic,
-    open_streams,
-)
-from twin.workload.synthetic import Constant, Fixed, Poisson, Sessions, Shares, Uniform
+from twin.workload.arrivals import Renewal
+from twin.workload.gaps import Equal, Exponential
+from twin.workload.lengths import Fixed, Lengths, Uniform
+from twin.workload.sessions import Always, Sessions
+from twin.workload.source import Clients, Shares
+from twin.workload.streams import TraceStream, Traffic, open_streams
+from twin.workload.synthetic import SyntheticStream
+
+def poisson(rate):
+    return Renewal(Exponential(), rate)
+
+
+def constant(rate):
+    return Renewal(Equal(), rate)
+
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 
@@ -41,9 +48,8 @@ def clients(**changes):
 def synthetic(**changes):
     values = {
         "clients": clients(),
-        "arrivals": Poisson(5.0),
-        "prompt_tokens": Fixed(10),
-        "output_tokens": Uniform(1, 100),
+        "arrivals": poisson(5.0),
+        "lengths": Lengths(Fixed(10), Uniform(1, 100)),
         "requests": 20,
         "duration_ps": None,
         "sessions": None,
@@ -83,7 +89,7 @@ def ended(request, finish_ps, outcome="completed", output_tokens=None):
 
 
 def test_poisson_has_the_rate_and_the_spread_of_exponential_gaps():
-    instants = list(islice(Poisson(4.0).instants(Random("x")), 20_000))
+    instants = list(islice(poisson(4.0).instants(Random("x")), 20_000))
     gaps = [b - a for a, b in pairwise([0, *instants])]
     mean = sum(gaps) / len(gaps)
     spread = math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / len(gaps))
@@ -93,7 +99,7 @@ def test_poisson_has_the_rate_and_the_spread_of_exponential_gaps():
 
 
 def test_constant_arrivals_do_not_drift():
-    instants = list(islice(Constant(0.3).instants(Random()), 300_001))
+    instants = list(islice(constant(0.3).instants(Random()), 300_001))
     assert instants[0] == 0
     assert instants[1] == round(PS / Fraction("0.3"))
     assert instants[300_000] == 1_000_000 * PS
@@ -102,7 +108,8 @@ def test_constant_arrivals_do_not_drift():
 @given(st.integers(1, 50), st.integers(0, 50), st.integers())
 def test_uniform_lengths_reach_both_ends_and_nothing_else(low, width, seed):
     length, rng = Uniform(low, low + width), Random(seed)
-    drawn = {length.draw(rng) for _ in range(1000)}
+    draw = length.drawn(rng)
+    drawn = {draw() for _ in range(1000)}
     assert drawn <= set(range(low, low + width + 1))
     assert length.least == low
 
@@ -119,7 +126,7 @@ def test_shares_are_kept():
 
 
 def test_the_same_seed_gives_the_same_traffic_and_another_seed_another():
-    streams = [synthetic(), synthetic(arrivals=Constant(3.0))]
+    streams = [synthetic(), synthetic(arrivals=constant(3.0))]
     assert taken(streams, 1) == taken(streams, 1)
     assert taken(streams, 1) != taken(streams, 2)
 
@@ -139,9 +146,9 @@ def who(requests, stream=0):
 def test_no_source_of_chance_disturbs_another():
     base = taken([synthetic()])
     mixed = taken([synthetic(clients=clients(tiers={"ONLINE": 0.5, "BATCH": 0.5}))])
-    longer = taken([synthetic(prompt_tokens=Uniform(10, 90))])
+    longer = taken([synthetic(lengths=Lengths(Uniform(10, 90), Uniform(1, 100)))])
     joined = taken([synthetic(), synthetic()])
-    denser = taken([synthetic(arrivals=Poisson(50.0))])
+    denser = taken([synthetic(arrivals=poisson(50.0))])
     assert times(base) == times(mixed) == times(longer) == times(joined)
     assert lengths(base) == lengths(mixed) == lengths(joined) == lengths(denser)
     assert [o for _, o in lengths(base)] == [o for _, o in lengths(longer)]
@@ -152,8 +159,8 @@ def test_no_source_of_chance_disturbs_another():
 
 def test_streams_are_merged_by_instant_then_position_and_numbered_in_that_order():
     streams = [
-        synthetic(arrivals=Constant(2.0), requests=6),
-        synthetic(arrivals=Constant(4.0), requests=6),
+        synthetic(arrivals=constant(2.0), requests=6),
+        synthetic(arrivals=constant(4.0), requests=6),
     ]
     requests = taken(streams)
     assert [r.index for r in requests] == list(range(12))
@@ -169,9 +176,9 @@ def test_requests_are_made_one_at_a_time():
 
 
 def test_duration_ends_a_stream_before_that_instant():
-    exact = synthetic(arrivals=Constant(10.0), requests=None, duration_ps=PS)
+    exact = synthetic(arrivals=constant(10.0), requests=None, duration_ps=PS)
     assert len(taken([exact])) == 10
-    both = synthetic(arrivals=Constant(10.0), requests=4, duration_ps=PS)
+    both = synthetic(arrivals=constant(10.0), requests=4, duration_ps=PS)
     assert len(taken([both])) == 4
 
 
@@ -191,8 +198,8 @@ def test_what_clients_ask_for_is_in_every_request():
 
 
 def talk(turns=3, requests=6, think_ps=5 * PS, system=32, **changes):
-    sessions = Sessions(turns, system, think_ps)
-    return synthetic(sessions=sessions, requests=requests, arrivals=Constant(1.0), **changes)
+    sessions = Sessions(Fixed(turns), system, Always(think_ps))
+    return synthetic(sessions=sessions, requests=requests, arrivals=constant(1.0), **changes)
 
 
 def test_a_turn_repeats_all_that_was_said_and_comes_a_think_time_after_the_reply():
@@ -237,7 +244,7 @@ def test_requests_counts_the_turns_of_all_sessions():
 
 def test_lengths_of_a_session_do_not_depend_on_when_replies_end():
     def play(delay):
-        traffic = Traffic(open_streams([talk(prompt_tokens=Uniform(1, 50))], 1))
+        traffic = Traffic(open_streams([talk(lengths=Lengths(Uniform(1, 50), Uniform(1, 100)))], 1))
         found = {}
         while traffic.next_ps() is not None:
             r = traffic.pop().request
@@ -249,7 +256,7 @@ def test_lengths_of_a_session_do_not_depend_on_when_replies_end():
 
 
 def test_later_turns_and_first_ones_share_one_order():
-    traffic = Traffic(open_streams([talk(think_ps=0), synthetic(arrivals=Constant(2.0))], 1))
+    traffic = Traffic(open_streams([talk(think_ps=0), synthetic(arrivals=constant(2.0))], 1))
     first = traffic.pop().request
     traffic.on_finish(ended(first, PS))
     order = [traffic.pop() for _ in range(5)]

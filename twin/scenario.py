@@ -27,6 +27,7 @@ from twin.step_time.model import StepTime
 from twin.step_time.profiles import Profile, packaged_profile, parse_profile
 from twin.workload.formats import read_azure
 from twin.workload.streams import Stream, TraceStream
+from twin.workload.synthetic import SyntheticStream
 
 
 @dataclass(frozen=True)
@@ -218,15 +219,13 @@ def _check_can_run(stream: Stream, index: int, max_model_len: int, origin: Origi
                 shortest = min(shortest or row.prompt_tokens, row.prompt_tokens)
         what = f"the shortest prompt in {stream.path} has {shortest} tokens"
     else:
-        key, system = "prompt_tokens", 0
-        if stream.sessions is not None:
-            system = stream.sessions.system_prompt_tokens
-        shortest = system + stream.prompt_tokens.least
+        key, shortest = "prompt_tokens", stream.fewest_prompt_tokens
         if shortest < max_model_len:
             return
         what = f"every prompt has at least {shortest} tokens"
-        if system:
-            what += f" ({system} of the system prompt + {stream.prompt_tokens.least})"
+        if isinstance(stream, SyntheticStream) and shortest > stream.lengths.least:
+            shared = shortest - stream.lengths.least
+            what += f" ({shared} of the system prompt and shared text + {stream.lengths.least})"
     origin.fail(
         ("traffic", index, key),
         f"no request of this stream can ever run: {what}, engine.max_model_len is {max_model_len}, and at least one "

@@ -21,8 +21,13 @@ from twin.step_time.memory import (
     kv_blocks,
 )
 from twin.step_time.profiles import Profile
-from twin.workload.streams import Clients, Stream, SyntheticStream, TraceStream
-from twin.workload.synthetic import Arrivals, Constant, Fixed, Length, Poisson, Sessions, Uniform
+from twin.workload.arrivals import Renewal
+from twin.workload.gaps import Equal, Exponential
+from twin.workload.lengths import Fixed, Length, Lengths, Uniform
+from twin.workload.sessions import Always, Sessions
+from twin.workload.source import Clients
+from twin.workload.streams import Stream, TraceStream
+from twin.workload.synthetic import SyntheticStream
 
 STOCK_POLICIES = {"vllm-fcfs": "fcfs", "vllm-priority": "priority"}
 """Modes without a policy of ours -> vLLM's `--scheduling-policy`."""
@@ -228,13 +233,16 @@ def stream_of(
     return SyntheticStream(
         clients=clients,
         arrivals=_arrivals(stream.arrivals),
-        prompt_tokens=_length(stream.prompt_tokens),
-        output_tokens=_length(stream.output_tokens),
+        lengths=Lengths(_length(stream.prompt_tokens), _length(stream.output_tokens)),
         requests=stream.requests,
         duration_ps=_ps(stream.duration),
         sessions=None
         if sessions is None
-        else Sessions(sessions.turns, sessions.system_prompt_tokens, to_ps(sessions.think_time)),
+        else Sessions(
+            Fixed(sessions.turns),
+            sessions.system_prompt_tokens,
+            Always(to_ps(sessions.think_time)),
+        ),
     )
 
 
@@ -242,8 +250,8 @@ def _ps(seconds: float | None) -> int | None:
     return None if seconds is None else to_ps(seconds)
 
 
-def _arrivals(arrivals: schema.Arrivals) -> Arrivals:
-    return Poisson(arrivals.rate) if arrivals.process == "poisson" else Constant(arrivals.rate)
+def _arrivals(arrivals: schema.Arrivals) -> Renewal:
+    return Renewal(Exponential() if arrivals.process == "poisson" else Equal(), arrivals.rate)
 
 
 def _length(length: schema.FixedLength | schema.UniformLength) -> Length:
