@@ -4,8 +4,10 @@ Each method is one thing that can happen to a replica; the state machine and the
 """
 
 import copy
+import gc
 import math
 from collections.abc import Hashable
+from types import FunctionType, ModuleType
 from typing import Any
 
 from tests.scheduling.naive import NaivePolicy
@@ -96,19 +98,19 @@ class Pair:
         tier: str,
         tenant: str,
         prompt_tokens: int,
-        max_tokens: int,
+        declared: int | None = None,
         late: float = 0.0,
         ttft: float | None = None,
         total: float | None = None,
     ) -> Job:
-        n = len(self.jobs)
+        n, room = len(self.jobs), MAX_MODEL_LEN - prompt_tokens
         rid = f"r{n * 7919 % 10007}" if self.spread_ids else f"r{n}"
         arrival = self.now - late
         job = Job(
             rid,
             arrival,
             prompt_tokens,
-            max_tokens,
+            room + n % 3 if declared is None else declared,
             tier,
             tenant,
             None if ttft is None else arrival + ttft,
@@ -176,13 +178,20 @@ class Pair:
         self.naive.requeue(job, self.now)
         self.check()
 
-    def token(self, job: Job) -> None:
-        """A token of a job that runs, or a stale one of a job preempted since. Its first is told to the policy."""
+    def token(self, job: Job, seconds: float = 0.0) -> None:
+        """A token of a job that runs, or a stale one of a job preempted since, `seconds` after the last event. The
+        policy is told of the first."""
+        self.now += seconds
         self.host.output[job.rid] = self.host.output.get(job.rid, 0) + 1
         if self.host.output[job.rid] == 1:
             self.policy.first_token(job, self.now)
             self.naive.first_token(job, self.now)
             self.check()
+
+    def finish(self, job: Job, tokens: int) -> None:
+        self.token(job)
+        self.host.output[job.rid] += tokens - 1
+        self.leave(job, "finished")
 
     def leave(self, job: Job, reason: str) -> None:
         self.host.drop(job)
@@ -196,6 +205,16 @@ class Pair:
 
     def alive(self) -> list[Hashable]:
         return [rid for rid in self.jobs if rid not in self.gone_rids]
+
+    def in_state(self, *states: str) -> list[Hashable]:
+        return [rid for rid in self.alive() if self.policy.state_of(rid) in states]
+
+    def preempted_alive(self) -> list[Hashable]:
+        """Preempted in this step and not gone since."""
+        return [rid for rid in self.alive() if rid in self.preempted]
+
+    def tier_name(self, number: int) -> str:
+        return self.config.tiers[number % len(self.config.tiers)].name
 
     def check(self) -> None:
         """Every answer equals the model's, and the invariants that need no memory hold."""
@@ -259,6 +278,22 @@ class Pair:
                 self.moves[rid] = self.moves.get(rid, 0) + before[0] - key[0]
                 assert self.moves[rid] <= len(self.config.tiers) - 1
                 self.run_keys[rid] = key
+
+    def check_end(self) -> None:
+        """Once all jobs are gone and their timers have passed, the policy keeps none of them."""
+        for rid in self.alive():
+            self.leave(self.jobs[rid], "aborted")
+        self.host.running.clear()
+        self.step(1e6)
+        assert self.policy.next_wake(self.now) == math.inf
+        seen: set[int] = set()
+        unseen: list[Any] = [self.policy]
+        while unseen:
+            thing = unseen.pop()
+            if id(thing) not in seen and not isinstance(thing, type | ModuleType | FunctionType):
+                seen.add(id(thing))
+                unseen += gc.get_referents(thing)
+                assert not isinstance(thing, Job)
 
     def check_wake(self) -> None:
         """Nothing can change before next_wake, and then something does."""

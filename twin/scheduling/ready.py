@@ -44,7 +44,8 @@ class SortedQueue(Generic[T]):
         pairs, start = self._pairs, self._start
         if pairs[start][0] == key:
             self._start = start + 1
-            if self._start > 32 and 2 * self._start > len(pairs):
+            is_empty = self._start == len(pairs)
+            if is_empty or (self._start > 32 and 2 * self._start > len(pairs)):
                 del pairs[: self._start]
                 self._start = 0
             return
