@@ -8,7 +8,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,9 @@ from twin.step_time.catalogue import MODELS, GpuSpec, ModelSpec, find_gpu, find_
 from twin.step_time.memory import MemoryPlan
 from twin.step_time.model import StepTime
 from twin.step_time.profiles import Profile, packaged_profile, parse_profile
-from twin.workload.formats import read_azure
-from twin.workload.streams import Stream, TraceStream
+from twin.workload.streams import Stream
 from twin.workload.synthetic import SyntheticStream
+from twin.workload.trace import TraceStream, rows_of
 
 
 @dataclass(frozen=True)
@@ -213,7 +212,7 @@ def _check_can_run(stream: Stream, index: int, max_model_len: int, origin: Origi
     if isinstance(stream, TraceStream):
         key, shortest = "trace", 0
         with origin.placed("traffic", index, "trace", named=True):
-            for row in islice(read_azure(stream.path), stream.requests):
+            for row in rows_of(stream):
                 if row.prompt_tokens < max_model_len:
                     return
                 shortest = min(shortest or row.prompt_tokens, row.prompt_tokens)

@@ -22,12 +22,14 @@ from twin.step_time.memory import (
 )
 from twin.step_time.profiles import Profile
 from twin.workload.arrivals import Renewal
+from twin.workload.formats.choose import format_of
 from twin.workload.gaps import Equal, Exponential
 from twin.workload.lengths import Fixed, Length, Lengths, Uniform
 from twin.workload.sessions import Always, Sessions
 from twin.workload.source import Clients
-from twin.workload.streams import Stream, TraceStream
+from twin.workload.streams import Stream
 from twin.workload.synthetic import SyntheticStream
+from twin.workload.trace import TraceStream
 
 STOCK_POLICIES = {"vllm-fcfs": "fcfs", "vllm-priority": "priority"}
 """Modes without a policy of ours -> vLLM's `--scheduling-policy`."""
@@ -227,8 +229,7 @@ def stream_of(
         total_timeout_ps=_ps(stream.timeouts.total),
     )
     if isinstance(stream, schema.TraceStream):
-        path = str(origin.resolve(stream.trace, *here, "trace"))
-        return TraceStream(clients, path, Fraction(str(stream.speedup)), stream.requests)
+        return _trace_of(stream, clients, here, taken, origin)
     sessions = stream.sessions
     return SyntheticStream(
         clients=clients,
@@ -243,6 +244,48 @@ def stream_of(
             sessions.system_prompt_tokens,
             Always(to_ps(sessions.think_time)),
         ),
+    )
+
+
+def _trace_of(
+    stream: schema.TraceStream,
+    clients: Clients,
+    here: tuple[str | int, ...],
+    taken: tuple[str, ...] | None,
+    origin: Origin,
+) -> TraceStream:
+    """What the scenario says of clients holds for all rows; where it is silent, a row may speak for itself."""
+    path = str(origin.resolve(stream.trace, *here, "trace"))
+    key = "trace" if stream.format is None else "format"
+    with origin.placed(*here, key, named=True):
+        found = format_of(path, stream.format).format
+    said = {
+        "tier": stream.tier or stream.tiers,
+        "tenant": stream.tenant or stream.tenants,
+        "max_tokens": stream.max_tokens,
+        "ttft_timeout_ps": stream.timeouts.ttft,
+        "total_timeout_ps": stream.timeouts.total,
+    }
+    held = {"tier": "tiers", "tenant": "tenants", "max_tokens": "max_tokens"}
+    return TraceStream(
+        clients=clients,
+        path=path,
+        speedup=Fraction(str(stream.speedup)),
+        requests=stream.requests,
+        format=found.name,
+        window_ps=None
+        if stream.window is None
+        else (to_ps(stream.window[0]), to_ps(stream.window[1])),
+        tick_ps=_ps(stream.spread_ticks),
+        assumed_prefix_share=None
+        if stream.assumed_prefix_share is None
+        else Fraction(str(stream.assumed_prefix_share)),
+        own=frozenset(
+            name
+            for name, value in said.items()
+            if value is None and held.get(name, "timeouts") in found.holds
+        ),
+        tiers_taken=taken,
     )
 
 
@@ -263,8 +306,11 @@ def _length(length: schema.FixedLength | schema.UniformLength) -> Length:
 def check_objectives(document: schema.Document, traffic: Sequence[Stream], origin: Origin) -> None:
     """Every objective must name a tier that some request can have, and a statistic that exists."""
     tiers = _tiers_of(traffic)
+    own = [stream for stream in traffic if isinstance(stream, TraceStream) and "tier" in stream.own]
+    anything = any(stream.tiers_taken is None for stream in own)
+    tiers += [tier for stream in own for tier in stream.tiers_taken or ()]
     for tier, limits in document.objectives.items():
-        if tier not in tiers:
+        if tier not in tiers and not anything:
             origin.fail(("objectives", tier), f"no stream has this tier: {unknown(tier, tiers)}")
         for name in limits:
             with origin.placed("objectives", tier, name, named=True):

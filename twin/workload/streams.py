@@ -5,63 +5,15 @@ turn of a conversation is due a think time after the reply to the one before, wh
 are told of every request that ended (`on_finish`) and may answer with one more.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
+from collections.abc import Sequence
 from heapq import heappop, heappush, merge
-from itertools import count, islice
-from random import Random
+from itertools import count
 
-from twin.workload.formats import count_lines, read_azure
-from twin.workload.source import Arrival, Clients, Ended, Maker
+from twin.workload.source import Arrival, Ended
 from twin.workload.synthetic import MixedSource, MixedStream, SyntheticSource, SyntheticStream
-
-
-@dataclass(frozen=True)
-class TraceStream:
-    """Requests as recorded in a file."""
-
-    clients: Clients
-    path: str
-    speedup: Fraction
-    """Instants are divided by it: 2 doubles the rate."""
-    requests: int | None
-    """Rows to take from the start; None = all."""
-
+from twin.workload.trace import TraceSource, TraceStream
 
 Stream = SyntheticStream | MixedStream | TraceStream
-
-
-class TraceSource:
-    """The requests of a trace file."""
-
-    def __init__(self, spec: TraceStream, stream: int, content: Iterator[int], seed: int) -> None:
-        self._spec = spec
-        self._stream = stream
-        self._make = Maker(
-            spec.clients, stream, content, lambda name: Random(f"{seed}/{name}/{stream}")
-        )
-
-    def expected(self) -> int | None:
-        """About how many requests there will be; None if that is not known."""
-        rows = count_lines(self._spec.path)
-        return rows if self._spec.requests is None else min(rows, self._spec.requests)
-
-    def arrivals(self) -> Iterator[Arrival]:
-        """Requests in order of their instants. Raises InputError at a row that cannot be read."""
-        make = self._make
-        speedup, divisor = self._spec.speedup.as_integer_ratio()
-        for number, row in enumerate(islice(read_azure(self._spec.path), self._spec.requests)):
-            due_ps = (2 * row.at_ps * divisor + speedup) // (2 * speedup)
-            prompt = ((make.content(), row.prompt_tokens),)
-            request = make.request(
-                due_ps, prompt, row.prompt_tokens, row.output_tokens, make.client()
-            )
-            yield Arrival(due_ps, self._stream, number, 0, request, row.line)
-
-    def on_finish(self, record: Ended) -> Arrival | None:
-        """A recorded request stands alone: nothing follows."""
-        return None
 
 
 Source = TraceSource | SyntheticSource | MixedSource
@@ -78,7 +30,7 @@ def _open(spec: Stream, stream: int, num_streams: int, seed: int) -> Source:
         return SyntheticSource(spec, stream, content, seed)
     if isinstance(spec, MixedStream):
         return MixedSource(spec, stream, content, seed)
-    return TraceSource(spec, stream, content, seed)
+    return TraceSource(spec, stream, num_streams, seed)
 
 
 class Traffic:
