@@ -1,6 +1,5 @@
 """Traffic: exact instants, separate sources of chance, one order over all streams."""
 
-import gzip
 import math
 from fractions import Fraction
 from itertools import islice, pairwise
@@ -10,18 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.runs import azure_csv
 from twin.clock import PS
-from twin.errors import InputError
 from twin.metrics.records import RequestRecord
-from twin.workload.formats import count_lines, read_azure
 from twin.workload.arrivals import Renewal
 from twin.workload.gaps import Equal, Exponential
 from twin.workload.lengths import Fixed, Lengths, Uniform
 from twin.workload.sessions import Always, Sessions
 from twin.workload.source import Clients, Shares
-from twin.workload.streams import TraceStream, Traffic, open_streams
+from twin.workload.streams import Traffic, open_streams
 from twin.workload.synthetic import SyntheticStream
+
 
 def poisson(rate):
     return Renewal(Exponential(), rate)
@@ -29,9 +26,6 @@ def poisson(rate):
 
 def constant(rate):
     return Renewal(Equal(), rate)
-
-
-HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 
 
 def clients(**changes):
@@ -268,150 +262,3 @@ def test_later_turns_and_first_ones_share_one_order():
 def test_without_a_system_prompt_nothing_of_zero_length_is_in_the_prompt():
     traffic = Traffic(open_streams([talk(system=0)], 1))
     assert [tokens for _, tokens in traffic.pop().request.prompt] == [10]
-
-
-# --- Azure traces -------------------------------------------------------------------------
-
-
-def rows(path):
-    return [tuple(row)[1:] for row in read_azure(str(path))]
-
-
-def write(folder, text, name="trace.csv"):
-    path = folder / name
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return str(path)
-
-
-def test_stamps_are_read_from_their_digits(tmp_path):
-    path = azure_csv(
-        tmp_path,
-        [
-            ("2023-11-16 23:59:59.1000001", 374, 44),
-            ("2023-11-17 00:00:00.000000000001", 396, 109),
-            ("2024-02-29T00:00:00", 1, 1),
-            ("2024-03-01 00:00:00.1", 2, 3),
-        ],
-    )
-    day = 86_400 * PS
-    start = day - PS + 100_000_100_000  # 23:59:59.1000001
-    assert rows(path) == [
-        (0, 374, 44),
-        (day + 1 - start, 396, 109),
-        (105 * day - start, 1, 1),
-        (106 * day + PS // 10 - start, 2, 3),
-    ]
-
-
-def test_zones_are_minded(tmp_path):
-    path = azure_csv(
-        tmp_path,
-        [
-            ("2024-05-10 12:00:00+02:00", 1, 1),
-            ("2024-05-10 10:00:01Z", 1, 1),
-            ("2024-05-10 05:30:02-04:30", 1, 1),
-        ],
-    )
-    assert [at for at, *_ in rows(path)] == [0, PS, 2 * PS]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        HEADER + "2023-11-16 18:15:46.68,374,44\n2023-11-16 18:15:47.68,5,6\n",
-        (HEADER + "2023-11-16 18:15:46.68,374,44\n2023-11-16 18:15:47.68,5,6").replace("\n", "\r\n"),
-        "\ufeff" + HEADER + "2023-11-16 18:15:46.68,374,44\n2023-11-16 18:15:47.68,5,6\n\n",
-        HEADER + '"2023-11-16 18:15:46.68","374","44"\n2023-11-16 18:15:47.68, 5, 6\n',
-        "Extra,GeneratedTokens,ContextTokens,TIMESTAMP\n"
-        "x,44,374,2023-11-16 18:15:46.68\ny,6,5,2023-11-16 18:15:47.68\n",
-    ],
-    ids=["plain", "crlf", "bom", "quoted", "reordered"],
-)  # fmt: skip
-def test_forms_of_the_same_trace(tmp_path, text):
-    assert rows(write(tmp_path, text)) == [(0, 374, 44), (PS, 5, 6)]
-    packed = write(tmp_path, gzip.compress(text.encode()), "trace.csv.gz")
-    assert rows(packed) == [(0, 374, 44), (PS, 5, 6)]
-
-
-ROW = "2023-11-16 18:15:46.68,374,44\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "the file is empty; expected a header TIMESTAMP,ContextTokens,GeneratedTokens"),
-        (HEADER, "there is a header but no row under it"),
-        ("a,b,c\n" + ROW, r"line 1: no column 'TIMESTAMP' in the header \('a', 'b', 'c'\)"),
-        ("TIMESTAMP,ContextToken,GeneratedTokens\n" + ROW, "line 1: no column 'ContextTokens'.*by 'ContextToken'"),
-        ("TIMESTAMP,ContextTokens,ContextTokens,GeneratedTokens\n" + ROW, "line 1: column .* is there twice"),
-        (HEADER + ROW + "2023-11-16 18:15:47.68,5\n", "line 3: 2 fields where the header has 3"),
-        (HEADER + ROW + "2023-11-16 18:15:45.68,5,6\n", "line 3: TIMESTAMP: .*45.68' is before .*46.68' of line 2"),
-        (HEADER + ROW + "2023-11-16 18:15:47,0,6\n", "line 3: ContextTokens: '0' must be a whole number"),
-        (HEADER + ROW + "2023-11-16 18:15:47,5,-6\n", "line 3: GeneratedTokens: '-6' must be"),
-        (HEADER + ROW + "2023-11-16 18:15:47,5,nan\n", "line 3: GeneratedTokens: 'nan' must be"),
-        (HEADER + ROW + "2023-11-16 18:15:47,5.0,6\n", "line 3: ContextTokens: '5.0' must be"),
-        (HEADER + ROW + "2023-11-16 18:15:47,5,\n", "line 3: GeneratedTokens: '' must be"),
-        (HEADER + ROW + "2023-11-16 18:15:47," + "9" * 5000 + ",6\n", "line 3: ContextTokens: '999"),
-        (HEADER + "1700158546.68,5,6\n", "line 2: TIMESTAMP: '1700158546.68' is no instant; write YYYY-MM-DD"),
-        (HEADER + "2023-02-30 18:15:47,5,6\n", "line 2: TIMESTAMP: '2023-02-30 18:15:47': day is out of range"),
-        (HEADER + "2023-02-03 24:15:47,5,6\n", "line 2: TIMESTAMP: .* has no such time of day"),
-        (HEADER + "2023-02-03 23:15:47.0000000000001,5,6\n", "line 2: TIMESTAMP: .* is no instant"),
-        (HEADER + ROW + "2023-11-16 18:15:47Z,5,6\n", "line 3: TIMESTAMP: .* has a time zone, the rows"),
-        (HEADER + "2023-11-16 18:15:47Z,5,6\n" + ROW, "line 3: TIMESTAMP: .* has no time zone, the rows"),
-        (b"TIMESTAMP,ContextTokens,GeneratedTokens\n\xff\xfe\x00", "not text in UTF-8"),
-        (b"\x89PNG\r\n\x1a\n\x00", "after line 0: not text in UTF-8"),
-    ],
-)  # fmt: skip
-def test_what_is_wrong_is_said_with_its_line(tmp_path, text, message):
-    path = write(tmp_path, text)
-    with pytest.raises(InputError, match=message) as caught:
-        rows(path)
-    assert str(caught.value).startswith(path)
-    assert "\n" not in str(caught.value)
-
-
-def test_files_that_cannot_be_read(tmp_path):
-    whole = gzip.compress((HEADER + ROW * 50).encode())
-    for path, message in [
-        (str(tmp_path / "none.csv"), "cannot be read: No such file"),
-        (str(tmp_path), "cannot be read: Is a directory"),
-        (write(tmp_path, whole[:-20], "cut.csv.gz"), "not a whole gzip file"),
-        (write(tmp_path, HEADER + ROW, "plain.csv.gz"), "not a whole gzip file"),
-        (write(tmp_path, whole, "packed.csv"), "not text in UTF-8"),
-    ]:
-        with pytest.raises(InputError, match=message):
-            rows(path)
-
-
-def test_rows_are_read_as_they_are_asked_for(tmp_path):
-    path = write(tmp_path, HEADER + ROW + "broken\n")
-    assert next(read_azure(path)).line == 2
-    spec = TraceStream(clients(), path, Fraction(1), 1)
-    assert len(taken([spec])) == 1
-
-
-def trace(path, speedup="1", requests=None, **changes):
-    return TraceStream(clients(**changes), path, Fraction(speedup), requests)
-
-
-def test_speedup_divides_the_instants(tmp_path):
-    path = azure_csv(tmp_path, [(f"2023-11-16 18:15:0{i}.7", 5, 6) for i in range(5)])
-    assert times(taken([trace(path, "3")])) == [round(Fraction(i * PS, 3)) for i in range(5)]
-    assert times(taken([trace(path, "0.5", 2)])) == [0, 2 * PS]
-
-
-def test_a_request_that_is_refused_can_be_found_in_the_file(tmp_path):
-    path = azure_csv(tmp_path, [("2023-11-16 18:15:00", 5, 6)] * 3)
-    traffic = Traffic(open_streams([trace(path)], 1))
-    assert [traffic.pop().line for _ in range(3)] == [2, 3, 4]
-    assert count_lines(path) == 4
-
-
-def test_the_azure_conversation_trace(twin_data):
-    requests = taken([trace(str(twin_data / "traces" / "azure2023_conv.csv"))])
-    assert len(requests) == 19_366
-    assert requests[0].arrival_ps == 0
-    assert requests[1].arrival_ps == 4_314_579_000_000
-    assert (requests[0].prompt_tokens, requests[0].output_tokens) == (374, 44)
-    assert requests[-1].arrival_ps == 3_501_721_937_000_000
-    assert times(requests) == sorted(times(requests))
