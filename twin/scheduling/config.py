@@ -74,6 +74,12 @@ class TierConfig:
         self._check_hold(where)
 
     def _check_hold(self, where: str) -> None:
+        for group in self.groups:
+            if len(group) != 2 or any(type(number) is not int for number in group):
+                raise ValueError(
+                    f"{where}: groups must be pairs of whole numbers (tokens, jobs), "
+                    f"got {self.groups}"
+                )
         bounds = [bound for bound, _ in self.groups]
         if bounds != sorted(set(bounds)) or any(b < 1 or n < 1 for b, n in self.groups):
             raise ValueError(
@@ -82,8 +88,8 @@ class TierConfig:
             )
         if self.groups and (self.batch_size > 1 or self.batch_tokens is not None):
             raise ValueError(
-                f"{where}: groups replace batch_size and batch_tokens; "
-                f"leave those out or leave groups out"
+                f"{where}: groups replace batch_size ({self.batch_size}) and batch_tokens "
+                f"({self.batch_tokens}); leave those out or leave groups out"
             )
         if self.holds and self.max_wait is None:
             raise ValueError(
@@ -92,8 +98,8 @@ class TierConfig:
             )
         if not self.holds and (self.max_wait is not None or self.adaptive != "none"):
             raise ValueError(
-                f"{where}: max_wait and adaptive do nothing without a hold; "
-                f"set batch_size above 1, batch_tokens or groups"
+                f"{where}: max_wait ({self.max_wait}) and adaptive ({self.adaptive}) do nothing "
+                f"without a hold; set batch_size above 1, batch_tokens or groups"
             )
         if self.promote_after is not None and self.promote_after < (self.max_wait or 0.0):
             raise ValueError(
@@ -144,6 +150,8 @@ class PolicyConfig:
         _at_least("policy", "window", self.window, 1)
         _at_least("policy", "initial", self.initial, 1)
         for tenant, weight in self.weights:
+            if not isinstance(tenant, str):
+                raise ValueError(f"policy: weights must map names of tenants, got {tenant!r}")
             _at_least("policy", f"weight of {tenant!r}", weight, 1)
         self._check_ranks()
 
@@ -188,13 +196,18 @@ class PolicyConfig:
         weights = values.get("weights", {})
         if not isinstance(weights, Mapping):
             raise ValueError(f"policy: weights must map tenants to numbers, got {weights!r}")
-        values["weights"] = tuple(sorted(weights.items()))
+        values["weights"] = tuple(sorted(weights.items(), key=lambda pair: str(pair[0])))
         return cls(**values)
 
 
 def fingerprint(config: PolicyConfig) -> str:
     """Twelve hex digits that are equal exactly when two hosts run the same policy."""
-    text = json.dumps([RULES, config.to_dict()], sort_keys=True)
+    data = config.to_dict()
+    for tier, rank in zip(data["tiers"], config.ranks, strict=True):
+        tier["rank"] = rank
+    text = json.dumps([RULES, data], sort_keys=True)
+    # 1 and 1.0 seconds are the same.
+    text = json.dumps(json.loads(text, parse_int=float))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

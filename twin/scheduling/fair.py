@@ -17,6 +17,7 @@ class FairShare:
         self._weights = dict(weights)
         self._account: dict[str, int] = {}
         self._jobs: dict[str, int] = {}
+        self._enough = 1024  # accounts, before idle ones are looked for
         self._virtual = 0  # largest tag started before this step
         self._starts: list[int] = []  # tags started in this step, not undone so far
 
@@ -46,8 +47,9 @@ class FairShare:
         self._jobs[tenant] -= 1
         if self._jobs[tenant] == 0:
             del self._jobs[tenant]
-            if len(self._account) > 1024 + 2 * len(self._jobs):
+            if len(self._account) > self._enough:
                 self._forget_idle()
+                self._enough = max(1024, 2 * len(self._account))
 
     def service(self, tenant: str) -> int:
         """Where the account of `tenant` stands."""

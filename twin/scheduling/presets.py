@@ -97,6 +97,8 @@ def policy_config(spec: str | Mapping[str, Any]) -> PolicyConfig:
     """
     if isinstance(spec, str):
         return _preset(spec)
+    if not isinstance(spec, Mapping):
+        raise ValueError(f"policy: must be the name of a preset or a mapping, got {spec!r}")
     values = dict(spec)
     if "preset" not in values:
         return PolicyConfig.from_dict(values)
@@ -110,11 +112,15 @@ def policy_config(spec: str | Mapping[str, Any]) -> PolicyConfig:
                 raise ValueError(
                     f"policy: preset {name!r} has no tier {tier!r}, only {', '.join(names)}"
                 )
+            if not isinstance(changes[tier], Mapping | None):
+                raise ValueError(
+                    f"policy: tiers.{tier} must be a mapping of what differs, got {changes[tier]!r}"
+                )
         values["tiers"] = [{**t, **(changes.get(t["name"]) or {})} for t in base["tiers"]]
     return PolicyConfig.from_dict({**base, **values})
 
 
 def _preset(name: Any) -> PolicyConfig:
-    if name not in PRESETS:
+    if not isinstance(name, str) or name not in PRESETS:
         raise ValueError(f"policy: {name!r} is not one of the presets {', '.join(PRESETS)}")
     return PRESETS[name]
