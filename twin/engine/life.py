@@ -13,11 +13,15 @@ class Life:
     __slots__ = (
         "deadline_ps",
         "engine",
+        "estimated_wait_ps",
         "first_scheduled_ps",
         "first_token_ps",
         "itl_ps",
         "last_token_ps",
+        "queued_tokens",
         "request",
+        "stall_ps",
+        "stalled_since_ps",
         "ttft_deadline_ps",
     )
 
@@ -28,9 +32,18 @@ class Life:
         self.first_token_ps: int | None = None
         self.last_token_ps = 0
         self.itl_ps = array("q")
+        self.estimated_wait_ps: int | None = None
+        self.queued_tokens = 0  # while it waits: what it must compute before its next token
+        self.stalled_since_ps: int | None = None  # while it is preempted
+        self.stall_ps = 0
         arrival, ttft, total = request.arrival_ps, request.ttft_timeout_ps, request.total_timeout_ps
         self.ttft_deadline_ps = None if ttft is None else arrival + ttft
         self.deadline_ps = None if total is None else arrival + total
+
+    @property
+    def is_impatient(self) -> bool:
+        """Whether its client may leave before the end."""
+        return self.ttft_deadline_ps is not None or self.deadline_ps is not None
 
     def token(self, now_ps: int) -> None:
         """A token comes."""
@@ -39,6 +52,27 @@ class Life:
         else:
             self.itl_ps.append(now_ps - self.last_token_ps)
         self.last_token_ps = now_ps
+
+    def tokens(self, last_ps: int, gaps_ps: "array[int]") -> None:
+        """A token and, with these gaps, one more after each; the last one comes at `last_ps`."""
+        first_ps = last_ps - sum(gaps_ps)
+        if self.last_token_ps:
+            self.itl_ps.append(first_ps - self.last_token_ps)
+        else:
+            self.first_token_ps = first_ps
+        self.itl_ps.extend(gaps_ps)
+        self.last_token_ps = last_ps
+
+    def starts(self, now_ps: int) -> None:
+        """A step that computes for it begins after it had waited."""
+        if self.first_scheduled_ps is None:
+            self.first_scheduled_ps = now_ps
+        self._end_stall(now_ps)
+
+    def _end_stall(self, now_ps: int) -> None:
+        if self.stalled_since_ps is not None:
+            self.stall_ps += max(0, now_ps - self.stalled_since_ps)
+            self.stalled_since_ps = None
 
     def left(self, now_ps: int) -> tuple[int, str] | None:
         """When and why the client gave up, if it has by `now_ps`; a token in the very instant still counts."""
@@ -60,6 +94,8 @@ class Life:
                 last -= gaps.pop()
             if last > finish_ps:
                 first = None
+        if finish_ps is not None:
+            self._end_stall(finish_ps)
         request, engine = self.request, self.engine
         return RequestRecord(
             index=request.index,
@@ -81,4 +117,6 @@ class Life:
             prefix_hit_tokens=engine.prefix_hit_tokens or 0,
             prefix_query_tokens=0 if engine.prefix_hit_tokens is None else request.prompt_tokens,
             itl_ps=gaps,
+            stall_ps=self.stall_ps,
+            estimated_wait_ps=self.estimated_wait_ps,
         )

@@ -39,3 +39,7 @@ class RequestRecord:
     """Gaps between consecutive tokens, in order."""
     attempts: int = 1
     """1 + retries of the client."""
+    stall_ps: int = 0
+    """Time it was preempted: from the start of the first step without it to that of the first one with it again."""
+    estimated_wait_ps: int | None = None
+    """first_scheduled_ps - arrival_ps as estimated when it arrived; None if it reached no replica."""

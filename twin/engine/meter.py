@@ -1,0 +1,283 @@
+"""What is measured at one engine beside its records: where its time went, what a request can expect to wait, events.
+
+The replica tells the meter what happens, in the order of its loop; the meter decides nothing.
+"""
+
+from collections import deque
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+from twin.clock import to_ps, to_seconds
+from twin.engine.core import EngineCore, Output, Step
+from twin.engine.life import Life
+from twin.engine.request import EngineRequest
+from twin.metrics.engine_time import QUEUEING, EngineTime, TokenTime, add
+from twin.metrics.estimated_wait import WaitEstimate
+from twin.metrics.events import Event, Listener
+from twin.scheduling import Policy
+
+
+class _Plan:
+    """What is known of a step when it is planned and needed when it begins."""
+
+    __slots__ = ("again", "discarded", "limit", "tokens", "victims")
+
+    def __init__(self, limit: str, tokens: int, victims: Sequence[Life], again: int) -> None:
+        self.limit = limit
+        self.tokens = tokens
+        self.victims = victims
+        self.again = again
+        """Tokens that were computed before."""
+        self.discarded = 0
+        """Tokens of requests that ended after it was planned."""
+
+
+class Meter:
+    """Of one engine. `lives` are the requests inside, kept by the replica."""
+
+    def __init__(
+        self,
+        index: int,
+        core: EngineCore,
+        lives: Mapping[Hashable, Life],
+        priorities: Mapping[str, int],
+        listener: Listener | None,
+    ) -> None:
+        self._index = index
+        self._core = core
+        self._lives = lives
+        self._listener = listener
+        self.time = EngineTime()
+        self.decode_tokens = 0
+        """Computed by requests with one new token at or after the end of their prompt."""
+        self.prompt_tokens = 0
+        """Of requests that have a first token."""
+        self.generation_tokens = 0
+        self.limit = "compute"
+        """What kept requests from going faster at the last plan."""
+        self.step_end_ps = 0
+        """When the step that runs, or ran last, is over."""
+        self._step_ps = 0
+        self._step: _Plan | None = None
+        self._size = 0
+        self._plans: deque[_Plan] = deque()  # of steps that have not begun
+        self._recomputed_tokens = 0
+        self._lost: list[
+            tuple[EngineRequest, dict[str, Any]]
+        ] = []  # by the plan that is being made
+        self._asleep_since_ps: int | None = None
+        self._counts_work = (
+            False  # some client may leave, so each request's share of the time is kept
+        )
+        self._work: dict[Hashable, TokenTime] = {}
+        self._work_again: dict[Hashable, TokenTime] = {}
+        ranks, holds_ps = (priorities, {}) if core.policy is None else _tiers(core.policy)
+        self._ranks = ranks
+        self._waits = WaitEstimate(ranks, holds_ps)
+        core.on_preempt = self._preempted
+
+    # --- a request ------------------------------------------------------------------------
+
+    def arrives(self, life: Life, now_ps: int) -> None:
+        """A request reaches the engine: what it can expect to wait."""
+        request, core = life.request, self._core
+        config = core.config
+        blocks = -(-request.prompt_tokens // config.block_size)
+        is_full = len(core.running_requests) >= config.active_limit or blocks > core.pool.num_free
+        left_ps = max(0, self.step_end_ps - now_ps)
+        # With async scheduling the step after the present one is planned already.
+        lag_ps = left_ps + self._step_ps if left_ps and config.async_scheduling else left_ps
+        life.estimated_wait_ps = self._waits.estimate(
+            request.tier, request.prompt_tokens, is_full, self.limit in QUEUEING, lag_ps, now_ps
+        )
+        self._queue(life, request.prompt_tokens)
+        self._counts_work = self._counts_work or life.is_impatient
+
+    def starts(self, life: Life, now_ps: int) -> None:
+        """A step begins that computes for a request that waited when it was planned."""
+        stalled_since_ps = life.stalled_since_ps
+        life.starts(now_ps)
+        if stalled_since_ps is not None:
+            stall_ps = now_ps - stalled_since_ps
+            self._tell(life, "resumption", now_ps, stall_s=to_seconds(stall_ps))
+
+    def ends(
+        self, life: Life, finish_ps: int | None, outcome: str, reason: str, now_ps: int
+    ) -> None:
+        """A request leaves the engine; its client did at `finish_ps`."""
+        self._unqueue(life)
+        if self._counts_work:
+            work = self._work.pop(life.request.index, {})
+            again = self._work_again.pop(life.request.index, {})
+            if outcome == "timed_out":
+                self.time.waste(work, again)
+        if outcome == "timed_out":
+            assert finish_ps is not None
+            left_s = to_seconds(finish_ps)
+            self._tell(life, "timeout", now_ps, reason=reason, left_s=left_s)
+
+    def _queue(self, life: Life, tokens: int) -> None:
+        life.queued_tokens = tokens
+        self._waits.wait(life.request.tier, tokens)
+
+    def _unqueue(self, life: Life) -> int:
+        tokens = life.queued_tokens
+        if tokens:
+            self._waits.leave(life.request.tier, tokens)
+            life.queued_tokens = 0
+        return tokens
+
+    # --- a step ---------------------------------------------------------------------------
+
+    def planned(self, step: Step, now_ps: int) -> None:
+        """The core has made a plan, perhaps an empty one."""
+        core = self._core
+        for request in step.admitted:
+            life = self._lives[request.rid]
+            self._waits.start(life.request.tier, self._unqueue(life), now_ps)
+            self._tell_promotion(life, now_ps)
+        self.limit = self._limit_of(step)
+        self._waits.planned(self.limit in QUEUEING)
+        victims: Sequence[Life] = ()
+        if self._lost:
+            victims = [self._lives[request.rid] for request, _ in self._lost]
+            self._tell_preemptions(step, now_ps)
+        if step.num_tokens:
+            again = core.recomputed_tokens - self._recomputed_tokens
+            self._plans.append(_Plan(self.limit, step.num_tokens, victims, again))
+        else:
+            for life in victims:
+                life.stalled_since_ps = max(now_ps, self.step_end_ps)
+        self._recomputed_tokens = core.recomputed_tokens
+
+    def _limit_of(self, step: Step) -> str:
+        core, config = self._core, self._core.config
+        if step.preempted:
+            return "kv"
+        left = config.token_budget - step.num_tokens
+        if left <= 0:
+            return "tokens"
+        if core.waiting:
+            if len(core.running_requests) >= config.active_limit:
+                return "slots"
+            if not config.enable_chunked_prefill and core.waiting.peek().num_tokens > left:
+                return "tokens"
+            return "kv"
+        return "policy" if len(core.waiting) else "compute"
+
+    def begins(self, step: Step, size: int, duration_ps: int, now_ps: int) -> None:
+        """The oldest planned step begins and takes `duration_ps`; with padding it computes `size` tokens."""
+        plan = self._plans.popleft()
+        for life in plan.victims:
+            life.stalled_since_ps = now_ps
+        if self._counts_work:
+            plan.discarded = self._share_work(step, size, duration_ps)
+        self._step, self._size, self._step_ps = plan, size, duration_ps
+        self.step_end_ps = now_ps + duration_ps
+        self.decode_tokens += step.num_decodes
+        self._take_time(plan, size, duration_ps)
+
+    def _take_time(self, plan: _Plan, size: int, duration_ps: int) -> None:
+        self.time.ran(plan.limit, plan.tokens, size, duration_ps)
+        if plan.again:
+            add(self.time.recomputed, size, plan.again, duration_ps)
+        if plan.discarded:
+            add(self.time.wasted, size, plan.discarded, duration_ps)
+
+    def _share_work(self, step: Step, size: int, duration_ps: int) -> int:
+        """Note for each request its part of the step; returns the tokens of those that have ended."""
+        discarded = 0
+        for request, tokens in step.scheduled.items():
+            if request.rid not in self._lives:
+                discarded += tokens
+                continue
+            add(self._work.setdefault(request.rid, {}), size, tokens, duration_ps)
+            again = step.again.get(request, 0)
+            if again:
+                add(self._work_again.setdefault(request.rid, {}), size, again, duration_ps)
+        return discarded
+
+    def gave(self, outputs: Sequence[Output]) -> None:
+        """A step is over and gave these tokens."""
+        self.generation_tokens += len(outputs)
+        for output in outputs:
+            if output.is_first:
+                self.prompt_tokens += output.request.num_prompt_tokens
+            if output.finish_reason is not None and not self._counts_work:
+                # One more token was planned before its end was known.
+                in_flight = output.request.num_in_flight_tokens
+                if in_flight and self._plans:
+                    self._plans[-1].discarded += in_flight
+
+    # --- no step --------------------------------------------------------------------------
+
+    def sleeps(self, now_ps: int) -> None:
+        """Nothing can be planned."""
+        self._asleep_since_ps = now_ps if self._core.has_requests() else None
+
+    def wakes(self, now_ps: int) -> None:
+        """A plan may be possible again."""
+        if self._asleep_since_ps is not None:
+            self.time.held_ps += now_ps - self._asleep_since_ps
+            self._asleep_since_ps = None
+
+    def cut(self, end_ps: int) -> int:
+        """The run is over at `end_ps`; returns the picoseconds of the present step that lie beyond it."""
+        self.wakes(end_ps)
+        beyond_ps = self.step_end_ps - end_ps
+        if beyond_ps <= 0 or self._step is None:
+            return 0
+        self._take_time(self._step, self._size, -beyond_ps)
+        self.step_end_ps = end_ps
+        return beyond_ps
+
+    # --- events ---------------------------------------------------------------------------
+
+    def _tell(self, life: Life, kind: str, now_ps: int, **details: Any) -> None:
+        if self._listener is not None:
+            request = life.request
+            self._listener(Event(now_ps, kind, self._index, request.index, request.tier, details))
+
+    def _preempted(self, request: EngineRequest) -> None:
+        """Called by the core while it plans, when `request` is about to lose its blocks."""
+        core = self._core
+        self._queue(self._lives[request.rid], request.num_tokens)
+        details: dict[str, Any] = {}
+        if self._listener is not None:
+            used, usable = core.pool.num_usable - core.pool.num_free, core.pool.num_usable
+            details = {
+                "lost_tokens": request.num_computed_tokens,
+                "output_tokens": request.num_output_tokens,
+                "kv_used_before": used / usable,
+                "kv_used_after": (used - core.pool.count_sole(request.blocks)) / usable,
+                "running": len(core.running_requests),
+                "waiting": len(core.waiting) + 1,
+            }
+        self._lost.append((request, details))
+
+    def _tell_preemptions(self, step: Step, now_ps: int) -> None:
+        planned = set(step.planned_preempted)
+        for request, details in self._lost:
+            cause = "policy" if request in planned else "out_of_kv"
+            self._tell(self._lives[request.rid], "preemption", now_ps, cause=cause, **details)
+        self._lost.clear()
+
+    def _tell_promotion(self, life: Life, now_ps: int) -> None:
+        if (
+            self._listener is None
+            or self._core.policy is None
+            or life.first_scheduled_ps is not None
+        ):
+            return
+        rank: int = self._core.policy.run_key(life.engine.job)[0]
+        ranks = self._ranks.get(life.request.tier, rank) - rank
+        if ranks > 0:
+            self._tell(life, "promotion", now_ps, ranks=ranks)
+
+
+def _tiers(policy: Policy) -> tuple[dict[str, int], dict[str, int]]:
+    """(rank by tier, longest hold in picoseconds by tier) of a policy."""
+    config = policy.config
+    ranks = {tier.name: rank for tier, rank in zip(config.tiers, config.ranks, strict=True)}
+    holds = {t.name: to_ps(t.max_wait) for t in config.tiers if t.holds and t.max_wait is not None}
+    return ranks, holds

@@ -1,0 +1,67 @@
+"""What an engine's time went into, and which limit kept requests waiting meanwhile.
+
+A step's time is shared equally among the tokens that the GPU computes in it, those it computes only to reach a captured
+size included. Shares are kept as token-picoseconds by the size of the step, in whole numbers, so that a sum does not
+depend on whether equal steps are counted one by one or together.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+LIMITS = ("slots", "tokens", "kv", "policy", "compute")
+"""What kept requests from going faster while a step ran: the first three kept a request out that could have run, or
+took its blocks; `policy` held everything that waits; with `compute` nobody waited."""
+
+QUEUEING = frozenset(LIMITS[:3])
+"""Limits under which somebody waits who could run."""
+
+USES = ("useful", "recomputed", "padded", "wasted", "idle")
+"""What an engine's time can be spent on; docs/metrics.md defines them."""
+
+TokenTime = dict[int, int]
+"""Tokens computed by a step (padding included) -> sum of tokens * picoseconds over such steps."""
+
+
+def add(times: TokenTime, size: int, tokens: int, duration_ps: int) -> None:
+    """`tokens` of the `size` tokens of steps that took `duration_ps` in all."""
+    times[size] = times.get(size, 0) + tokens * duration_ps
+
+
+def total_ps(times: Mapping[int, int]) -> int:
+    """The picoseconds that these tokens took, each step shared equally among its tokens."""
+    return sum(token_ps // size for size, token_ps in times.items())
+
+
+@dataclass(slots=True)
+class EngineTime:
+    """Time of one engine by what it was for. All of it lies within the time its steps took, `held_ps` excepted."""
+
+    limit_ps: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LIMITS, 0))
+    """By LIMITS, time of the steps planned under each."""
+    held_ps: int = 0
+    """Time without a step although requests were there: the policy held them all."""
+    padded: TokenTime = field(default_factory=dict)
+    recomputed: TokenTime = field(default_factory=dict)
+    """Tokens that a preemption had thrown away before."""
+    wasted: TokenTime = field(default_factory=dict)
+    """Tokens of requests whose client left, and tokens computed after a request had ended."""
+
+    def ran(self, limit: str, tokens: int, size: int, duration_ps: int) -> None:
+        """Steps of `tokens` scheduled tokens, `size` with padding, took `duration_ps` in all."""
+        self.limit_ps[limit] += duration_ps
+        if size > tokens:
+            add(self.padded, size, size - tokens, duration_ps)
+
+    def waste(self, work: Mapping[int, int], again: Mapping[int, int]) -> None:
+        """All work for a request was in vain; `again` of it was counted as recomputed until now."""
+        for size, token_ps in work.items():
+            self.wasted[size] = self.wasted.get(size, 0) + token_ps
+        for size, token_ps in again.items():
+            self.recomputed[size] -= token_ps
+
+    def uses_ps(self, busy_ps: int, total_time_ps: int) -> dict[str, int]:
+        """Picoseconds by USES, which add up to `total_time_ps`; `busy_ps` of it was steps."""
+        spent = {name: total_ps(getattr(self, name)) for name in ("recomputed", "padded", "wasted")}
+        useful = busy_ps - sum(spent.values())
+        whole = {"useful": useful, **spent, "idle": total_time_ps - busy_ps}
+        return {name: whole[name] for name in USES}

@@ -1,0 +1,50 @@
+"""What can be read off one engine at an instant: the raw material of time series."""
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+LENGTH_GROUPS = {"short": 0, "medium": 256, "long": 1024, "ultra": 4096}
+"""Group -> the fewest prompt tokens of a request in it."""
+
+_BOUNDS = tuple(LENGTH_GROUPS.values())[1:]
+
+
+def length_group(prompt_tokens: int) -> int:
+    """Position in LENGTH_GROUPS of a request."""
+    return bisect_right(_BOUNDS, prompt_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """The state of one engine, and its counters up to the same instant."""
+
+    waiting: Mapping[str, int]
+    """Tier -> requests that wait, held ones included."""
+    held: Mapping[str, int]
+    """Tier of the policy -> requests it holds for a batch."""
+    running: Mapping[str, int]
+    """Tier -> requests that run."""
+    kv_used: float
+    """Share of KV blocks in use."""
+    kv_wasted: float
+    """Share of KV token slots that are held but hold no computed token: last pages."""
+    kv_cached: float
+    """Share of KV blocks that are free but findable by the prefix cache."""
+    kv_by_length: tuple[tuple[int, int, int], ...]
+    """By length group of the running requests: (requests, token slots held, token slots empty); a block that several
+    requests share counts for each."""
+    steps: int
+    busy_ps: int
+    prefill_tokens: int
+    """Tokens computed that were not decodes."""
+    decode_tokens: int
+    """Tokens computed by requests with one new token at or after the end of their prompt."""
+    prompt_tokens: int
+    """Prompt tokens of requests that have a first token, as vLLM counts them."""
+    generation_tokens: int
+    """Tokens generated, as vLLM counts them."""
+    preemptions: int
+    recomputed_tokens: int
+    prefix_query_tokens: int
+    prefix_hit_tokens: int
