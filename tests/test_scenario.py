@@ -333,7 +333,7 @@ def test_files_that_cannot_be_read(tmp_path):
         ("rate: 6", "rate: 0", "line 10: traffic.0.arrivals.rate: must be >= 1e-06, got 0"),
         ("rate: 6", "rate: .nan", "line 10: traffic.0.arrivals.rate: must be a finite number, got nan"),
         ("rate: 6", "rate: .inf", "line 10: traffic.0.arrivals.rate: must be a finite number, got inf"),
-        ("poisson", "poison", "line 10: traffic.0.arrivals.process: must be one of 'poisson' or 'constant', got 'poison'"),
+        ("poisson", "poison", "line 10: traffic.0.arrivals.process: .poison. is not known; choose one of constant, poisson"),
         ("{fixed: 512}", "512", "line 11: traffic.0.prompt_tokens: must be a mapping .*write {fixed: 512}"),
         ("{fixed: 512}", "{fixed: 0}", "line 11: traffic.0.prompt_tokens.fixed: must be >= 1, got 0"),
         ("{fixed: 512}", "{fixd: 5}", "line 11: traffic.0.prompt_tokens.*fixd: unknown key; did you mean 'fixed'"),

@@ -5,7 +5,8 @@ The keys come from the schema itself, so that a new one without an entry here fa
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from types import UnionType
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
 
 import pytest
 from pydantic import BaseModel
@@ -23,9 +24,11 @@ def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
         path = f"{prefix}{name}"
         forms = models_in(field.annotation)
+        plain = takes_plain(field.annotation)
         for form in forms:
-            yield from keys(form, f"{path}.{form.__name__}." if len(forms) > 1 else f"{path}.")
-        if not forms:
+            several = len(forms) > 1 or plain
+            yield from keys(form, f"{path}.{form.__name__}." if several else f"{path}.")
+        if not forms or plain:
             yield path
 
 
@@ -33,6 +36,15 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for part in getattr(annotation, "__args__", ()) for model in models_in(part)]
+
+
+def takes_plain(annotation: Any) -> bool:
+    """Whether a number may stand where a section may."""
+    if get_origin(annotation) is Annotated:
+        return takes_plain(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return any(takes_plain(part) for part in get_args(annotation))
+    return annotation in (int, float)
 
 
 KEYS = [
@@ -71,7 +83,70 @@ def tier(change: str, *base: str, policy: str = "tiered", where: str = "records"
     return Case(f"policy.tiers.{change}", where, (f"policy={{preset: {policy}}}", MIXED, *base))
 
 
+def renewal(change: str, *base: str) -> Case:
+    """A change of the arrivals of the base scenario."""
+    return Case(f"traffic.0.arrivals.{change}", base=base)
+
+
+def rate_of(rate: str, change: str) -> Case:
+    """A change of a rate that is a curve."""
+    return renewal(f"rate.{change}", f"traffic.0.arrivals.rate={rate}")
+
+
+def arrivals(written: str, change: str) -> Case:
+    """A change of other arrivals, of which 40 requests or 3 seconds are taken."""
+    return Case(
+        f"traffic.0.arrivals.{change}",
+        base=("traffic.0.duration=3", f"traffic.0.arrivals={written}"),
+    )
+
+
+def times(key: str, path: str, *base: str) -> dict[str, Case]:
+    """The forms of a time at `path`."""
+    return {
+        key: Case(f"{path}=0.3", base=base),
+        f"{key}.ExponentialTime.exponential": Case(f"{path}={{exponential: 0.3}}", base=base),
+        f"{key}.UniformTime.uniform": Case(f"{path}={{uniform: [0.1, 0.4]}}", base=base),
+        f"{key}.LognormalTime.lognormal.median": Case(
+            f"{path}.lognormal.median=0.3",
+            base=(*base, f"{path}={{lognormal: {{median: 0.2, p95: 1}}}}"),
+        ),
+        f"{key}.LognormalTime.lognormal.p95": Case(
+            f"{path}.lognormal.p95=0.9",
+            base=(*base, f"{path}={{lognormal: {{median: 0.2, p95: 1}}}}"),
+        ),
+    }
+
+
+def lengths(key: str, path: str, *base: str) -> dict[str, Case]:
+    """The forms of a length at `path`."""
+    by_median = (*base, f"{path}={{lognormal: {{median: 40, p95: 150}}}}")
+    by_mean = (*base, f"{path}={{lognormal: {{mean: 50, sigma: 0.8}}}}")
+    return {
+        f"{key}.FixedLength.fixed": Case(f"{path}={{fixed: 39}}", base=base),
+        f"{key}.UniformLength.uniform": Case(f"{path}={{uniform: [5, 90]}}", base=base),
+        f"{key}.QuantileLength.quantiles": Case(f"{path}={{quantiles: [[0, 5], [0.4, 20], [1, 90]]}}", base=base),
+        f"{key}.LognormalLength.lognormal.median": Case(f"{path}.lognormal.median=50", base=by_median),
+        f"{key}.LognormalLength.lognormal.p95": Case(f"{path}.lognormal.p95=250", base=by_median),
+        f"{key}.LognormalLength.lognormal.max": Case(f"{path}.lognormal.max=60", base=by_median),
+        f"{key}.LognormalLength.lognormal.mean": Case(f"{path}.lognormal.mean=60", base=by_mean),
+        f"{key}.LognormalLength.lognormal.sigma": Case(f"{path}.lognormal.sigma=1.2", base=by_mean),
+    }  # fmt: skip
+
+
+AGENT = ("traffic.0.sessions={turns: 4, tools: {calls: {uniform: [0, 3]}, time: 0.05, "
+         "result_tokens: {fixed: 50}, output_tokens: {fixed: 12}}}")  # fmt: skip
+TEXTS = "traffic.0.prefixes={groups: 3, tokens: 96, skew: 1}"
+BURSTS = "{process: bursts, rate: 5, burst_rate: 50, burst: 0.5, pause: 0.5}"
+BATCH = "{process: batch, at: [0.5, '00:00:01'], size: 5}"
+CLOSED = "{process: closed, users: 4, think_time: 0.1}"
+PRESET = "traffic=[{preset: azure-2023-conv, rate: 30, requests: 40}]"
+PRESET_TIERS = (
+    "traffic=[{preset: azure-2023-conv, rate: 30, requests: 40, tiers: {ONLINE: 0.5, BATCH: 0.5}}]"
+)
 SYNTHETIC = "traffic.SyntheticStream."
+FROM_PRESET = "traffic.PresetStream."
+RENEWAL = f"{SYNTHETIC}arrivals.RenewalArrivals."
 FROM_TRACE = "traffic.TraceStream."
 
 CASES = {
@@ -155,17 +230,80 @@ CASES = {
     SYNTHETIC + "timeouts.total": Case("traffic.0.timeouts.total=0.5"),
     SYNTHETIC + "requests": Case("traffic.0.requests=39"),
     SYNTHETIC + "duration": Case("traffic.0.duration=1.5", base=DURATION),
-    SYNTHETIC + "arrivals.process": Case("traffic.0.arrivals.process=constant"),
-    SYNTHETIC + "arrivals.rate": Case("traffic.0.arrivals.rate=60"),
-    SYNTHETIC + "prompt_tokens.FixedLength.fixed": Case("traffic.0.prompt_tokens={fixed: 101}"),
-    SYNTHETIC + "prompt_tokens.UniformLength.uniform": Case("traffic.0.prompt_tokens={uniform: [5, 90]}"),
-    SYNTHETIC + "output_tokens.FixedLength.fixed": Case("traffic.0.output_tokens={fixed: 39}"),
-    SYNTHETIC + "output_tokens.UniformLength.uniform": Case("traffic.0.output_tokens={uniform: [5, 90]}"),
+    RENEWAL + "process": renewal("process=constant"),
+    RENEWAL + "rate": renewal("rate=60"),
+    RENEWAL + "rate.SineRate.sine.mean": rate_of("{sine: {mean: 20, amplitude: 0.9}}", "sine.mean=30"),
+    RENEWAL + "rate.SineRate.sine.amplitude": rate_of("{sine: {mean: 20, amplitude: 0.9}}", "sine.amplitude=0"),
+    RENEWAL + "rate.SineRate.sine.period": rate_of("{sine: {mean: 20, amplitude: 0.9}}", "sine.period=3"),
+    RENEWAL + "rate.SineRate.sine.peak": rate_of("{sine: {mean: 20, amplitude: 0.9, period: 4}}", "sine.peak=2"),
+    RENEWAL + "rate.StepsRate.steps": rate_of("{steps: [[0, 30], [0.5, 5]]}", "steps=[[0, 30], [0.5, 9]]"),
+    RENEWAL + "rate.StepsRate.repeat": rate_of("{steps: [[0, 30], [0.5, 5]]}", "repeat=1"),
+    RENEWAL + "rate.PointsRate.points": rate_of("{points: [[0, 30], [0.5, 5]]}", "points=[[0, 30], [0.5, 9]]"),
+    RENEWAL + "rate.PointsRate.repeat": rate_of("{points: [[0, 30], [0.5, 5]]}", "repeat=1"),
+    RENEWAL + "cv": renewal("cv=3", "traffic.0.arrivals={process: gamma, rate: 20, cv: 2}"),
+    RENEWAL + "gaps": renewal(
+        "gaps=[[0, 1], [0.9, 1], [1, 20]]", "traffic.0.arrivals={process: gaps, rate: 20, gaps: [[0, 1], [1, 1]]}"
+    ),
+    RENEWAL + "tick": renewal("tick=0.5"),
+    SYNTHETIC + "arrivals.BurstArrivals.process": arrivals(BURSTS, "process=batch")._replace(where="refused"),
+    SYNTHETIC + "arrivals.BurstArrivals.rate": arrivals(BURSTS, "rate=0"),
+    SYNTHETIC + "arrivals.BurstArrivals.burst_rate": arrivals(BURSTS, "burst_rate=90"),
+    SYNTHETIC + "arrivals.BurstArrivals.burst": arrivals(BURSTS, "burst=0.2"),
+    SYNTHETIC + "arrivals.BurstArrivals.pause": arrivals(BURSTS, "pause=0.2"),
+    SYNTHETIC + "arrivals.BurstArrivals.lengths": arrivals(BURSTS, "lengths=fixed"),
+    SYNTHETIC + "arrivals.BatchArrivals.process": arrivals(BATCH, "process=closed")._replace(where="refused"),
+    SYNTHETIC + "arrivals.BatchArrivals.at": arrivals(BATCH, "at=[0.5]"),
+    SYNTHETIC + "arrivals.BatchArrivals.size": arrivals(BATCH, "size=6"),
+    SYNTHETIC + "arrivals.BatchArrivals.every": arrivals(BATCH, "every=1.5"),
+    SYNTHETIC + "arrivals.ClosedArrivals.process": arrivals(CLOSED, "process=bursts")._replace(where="refused"),
+    SYNTHETIC + "arrivals.ClosedArrivals.users": arrivals(CLOSED, "users=3"),
+    SYNTHETIC + "arrivals.ClosedArrivals.ramp": arrivals(CLOSED, "ramp=1"),
+    **times(SYNTHETIC + "arrivals.ClosedArrivals.think_time", "traffic.0.arrivals.think_time",
+            f"traffic.0.arrivals={CLOSED}"),
+    **lengths(SYNTHETIC + "prompt_tokens", "traffic.0.prompt_tokens"),
+    **lengths(SYNTHETIC + "output_tokens", "traffic.0.output_tokens"),
+    SYNTHETIC + "length_correlation": Case(
+        "traffic.0.length_correlation=0.9", base=("traffic.0.prompt_tokens={uniform: [5, 90]}",)
+    ),
+    SYNTHETIC + "lengths_from": Case("traffic.0.lengths_from=other.csv", base=(
+        "traffic=[{arrivals: {process: poisson, rate: 20}, lengths_from: trace.csv, requests: 20}]",
+    )),
     SYNTHETIC + "sessions.turns": Case("traffic.0.sessions.turns=5", base=(TALK,)),
+    SYNTHETIC + "sessions.turns.UniformCount.uniform": Case(
+        "traffic.0.sessions.turns={uniform: [2, 6]}", base=(TALK,)
+    ),
+    SYNTHETIC + "sessions.turns.QuantileCount.quantiles": Case(
+        "traffic.0.sessions.turns={quantiles: [[0, 1], [1, 6]]}", base=(TALK,)
+    ),
     SYNTHETIC + "sessions.system_prompt_tokens": Case(
         "traffic.0.sessions.system_prompt_tokens=0", base=(TALK,)
     ),
-    SYNTHETIC + "sessions.think_time": Case("traffic.0.sessions.think_time=1", base=(TALK,)),
+    **times(SYNTHETIC + "sessions.think_time", "traffic.0.sessions.think_time", TALK),
+    SYNTHETIC + "sessions.tools.calls": Case("traffic.0.sessions.tools.calls=1", base=(AGENT,)),
+    SYNTHETIC + "sessions.tools.calls.UniformCount.uniform": Case(
+        "traffic.0.sessions.tools.calls={uniform: [1, 2]}", base=(AGENT,)
+    ),
+    SYNTHETIC + "sessions.tools.calls.QuantileCount.quantiles": Case(
+        "traffic.0.sessions.tools.calls={quantiles: [[0, 0], [1, 5]]}", base=(AGENT,)
+    ),
+    **times(SYNTHETIC + "sessions.tools.time", "traffic.0.sessions.tools.time", AGENT),
+    **lengths(SYNTHETIC + "sessions.tools.result_tokens", "traffic.0.sessions.tools.result_tokens", AGENT),
+    **lengths(SYNTHETIC + "sessions.tools.output_tokens", "traffic.0.sessions.tools.output_tokens", AGENT),
+    SYNTHETIC + "prefixes.groups": Case("traffic.0.prefixes.groups=4", base=(TEXTS,)),
+    SYNTHETIC + "prefixes.tokens": Case("traffic.0.prefixes.tokens=80", base=(TEXTS,)),
+    SYNTHETIC + "prefixes.skew": Case("traffic.0.prefixes.skew=4", base=(TEXTS,)),
+    FROM_PRESET + "preset": Case("traffic.0.preset=azure-2023-code", base=(PRESET,)),
+    FROM_PRESET + "rate": Case("traffic.0.rate=40", base=(PRESET,)),
+    FROM_PRESET + "duration": Case("traffic.0.duration=0.5", base=(PRESET,)),
+    FROM_PRESET + "steady": Case("traffic.0.steady=true", base=(PRESET,)),
+    FROM_PRESET + "requests": Case("traffic.0.requests=30", base=(PRESET,)),
+    FROM_PRESET + "tier": Case("traffic.0.tier=BATCH", base=(PRESET,)),
+    FROM_PRESET + "tiers": Case("traffic.0.tiers={ONLINE: 0.1, BATCH: 0.9}", base=(PRESET_TIERS,)),
+    FROM_PRESET + "tenant": Case("traffic.0.tenant=acme", base=(PRESET,)),
+    FROM_PRESET + "tenants": Case("traffic.0.tenants={a: 0.5, b: 0.5}", base=(PRESET,)),
+    FROM_PRESET + "max_tokens": Case("traffic.0.max_tokens=9", base=(PRESET,)),
+    FROM_PRESET + "timeouts.ttft": Case("traffic.0.timeouts.ttft=0.01", base=(PRESET,)),
+    FROM_PRESET + "timeouts.total": Case("traffic.0.timeouts.total=0.1", base=(PRESET,)),
     FROM_TRACE + "tier": Case("traffic.0.tier=BATCH", base=(TRACE,)),
     FROM_TRACE + "tiers": Case("traffic.0.tiers={ONLINE: 0.1, BATCH: 0.9}", base=(TRACE_TIERS,)),
     FROM_TRACE + "tenant": Case("traffic.0.tenant=acme", base=(TRACE,)),

@@ -18,12 +18,14 @@ from twin.cluster.router import ROUTERS
 from twin.engine.config import EngineConfig
 from twin.errors import InputError
 from twin.scenario_faults import Origin, check, unknown
+from twin.scenario_streams import stream_of
 from twin.scenario_yaml import apply_override, parse, plain_copy
 from twin.scheduling import PolicyConfig, fingerprint
 from twin.step_time.catalogue import MODELS, GpuSpec, ModelSpec, find_gpu, find_model, parse_model
 from twin.step_time.memory import MemoryPlan
 from twin.step_time.model import StepTime
 from twin.step_time.profiles import Profile, packaged_profile, parse_profile
+from twin.workload.presets import Preset, parse_preset
 from twin.workload.streams import Stream
 from twin.workload.synthetic import SyntheticStream
 from twin.workload.trace import TraceStream, rows_of
@@ -156,7 +158,7 @@ def _build(document: schema.Document, origin: Origin) -> Scenario:
     taken = build.tiers_taken(policy_name, policy)
     default_tier = (policy and policy.default_tier) or "ONLINE"
     traffic = tuple(
-        build.stream_of(stream, i, taken, default_tier, origin)
+        stream_of(stream, i, taken, default_tier, origin, traffic_presets)
         for i, stream in enumerate(document.traffic)
     )
     for i, stream in enumerate(traffic):
@@ -202,8 +204,9 @@ def _resolved(document: schema.Document, origin: Origin) -> dict[str, Any]:
             origin.resolve(document.hardware.step_time, "hardware", "step_time")
         )
     for i, stream in enumerate(data["traffic"]):
-        if "trace" in stream:
-            stream["trace"] = str(origin.resolve(stream["trace"], "traffic", i, "trace"))
+        for key in ("trace", "lengths_from"):
+            if stream.get(key) is not None:
+                stream[key] = str(origin.resolve(stream[key], "traffic", i, key))
     return data
 
 
@@ -259,6 +262,17 @@ def _profile(hardware: schema.Hardware, model: ModelSpec, origin: Origin) -> Pro
             hardware.dtype,
         )
     return parse_profile(json.loads((folder / file_name).read_text(encoding="utf-8")), file_name)
+
+
+def traffic_presets() -> dict[str, Preset]:
+    """The packaged presets of traffic by name."""
+    folder = resources.files("twin.workload") / "data"
+    found = (
+        parse_preset(json.loads(file.read_text(encoding="utf-8")))
+        for file in sorted(folder.iterdir(), key=lambda file: file.name)
+        if file.name.endswith(".json")
+    )
+    return {preset.name: preset for preset in found}
 
 
 def _read_text(path: str | Path) -> str:

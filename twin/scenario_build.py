@@ -4,11 +4,9 @@ Each function takes a part of the checked document and `origin`, which knows whe
 """
 
 from collections.abc import Iterator, Sequence
-from fractions import Fraction
 from typing import Any, NoReturn
 
 from twin import scenario_schema as schema
-from twin.clock import to_ps
 from twin.engine.config import EngineConfig
 from twin.metrics.summary import parse_objective
 from twin.scenario_faults import Origin, unknown
@@ -21,14 +19,7 @@ from twin.step_time.memory import (
     kv_blocks,
 )
 from twin.step_time.profiles import Profile
-from twin.workload.arrivals import Renewal
-from twin.workload.formats.choose import format_of
-from twin.workload.gaps import Equal, Exponential
-from twin.workload.lengths import Fixed, Length, Lengths, Uniform
-from twin.workload.sessions import Always, Sessions
-from twin.workload.source import Clients
 from twin.workload.streams import Stream
-from twin.workload.synthetic import SyntheticStream
 from twin.workload.trace import TraceStream
 
 STOCK_POLICIES = {"vllm-fcfs": "fcfs", "vllm-priority": "priority"}
@@ -205,102 +196,6 @@ def _check_limits(
                 "without chunked prefill a longer prompt would wait for ever: raise it, lower max_model_len or set "
                 "enable_chunked_prefill: true",
             )  # fmt: skip
-
-
-def stream_of(
-    stream: schema.TraceStream | schema.SyntheticStream,
-    index: int,
-    taken: tuple[str, ...] | None,
-    default_tier: str,
-    origin: Origin,
-) -> Stream:
-    """One entry of `traffic:`."""
-    here = ("traffic", index)
-    tiers = stream.tiers or {stream.tier or default_tier: 1.0}
-    for tier in tiers:
-        if taken is not None and tier not in taken:
-            key = "tiers" if stream.tiers else "tier"
-            origin.fail((*here, key), f"the policy has no such tier: {unknown(tier, taken)}")
-    clients = Clients(
-        tiers=dict(tiers),
-        tenants=dict(stream.tenants or {stream.tenant or "default": 1.0}),
-        max_tokens=stream.max_tokens,
-        ttft_timeout_ps=_ps(stream.timeouts.ttft),
-        total_timeout_ps=_ps(stream.timeouts.total),
-    )
-    if isinstance(stream, schema.TraceStream):
-        return _trace_of(stream, clients, here, taken, origin)
-    sessions = stream.sessions
-    return SyntheticStream(
-        clients=clients,
-        arrivals=_arrivals(stream.arrivals),
-        lengths=Lengths(_length(stream.prompt_tokens), _length(stream.output_tokens)),
-        requests=stream.requests,
-        duration_ps=_ps(stream.duration),
-        sessions=None
-        if sessions is None
-        else Sessions(
-            Fixed(sessions.turns),
-            sessions.system_prompt_tokens,
-            Always(to_ps(sessions.think_time)),
-        ),
-    )
-
-
-def _trace_of(
-    stream: schema.TraceStream,
-    clients: Clients,
-    here: tuple[str | int, ...],
-    taken: tuple[str, ...] | None,
-    origin: Origin,
-) -> TraceStream:
-    """What the scenario says of clients holds for all rows; where it is silent, a row may speak for itself."""
-    path = str(origin.resolve(stream.trace, *here, "trace"))
-    key = "trace" if stream.format is None else "format"
-    with origin.placed(*here, key, named=True):
-        found = format_of(path, stream.format).format
-    said = {
-        "tier": stream.tier or stream.tiers,
-        "tenant": stream.tenant or stream.tenants,
-        "max_tokens": stream.max_tokens,
-        "ttft_timeout_ps": stream.timeouts.ttft,
-        "total_timeout_ps": stream.timeouts.total,
-    }
-    held = {"tier": "tiers", "tenant": "tenants", "max_tokens": "max_tokens"}
-    return TraceStream(
-        clients=clients,
-        path=path,
-        speedup=Fraction(str(stream.speedup)),
-        requests=stream.requests,
-        format=found.name,
-        window_ps=None
-        if stream.window is None
-        else (to_ps(stream.window[0]), to_ps(stream.window[1])),
-        tick_ps=_ps(stream.spread_ticks),
-        assumed_prefix_share=None
-        if stream.assumed_prefix_share is None
-        else Fraction(str(stream.assumed_prefix_share)),
-        own=frozenset(
-            name
-            for name, value in said.items()
-            if value is None and held.get(name, "timeouts") in found.holds
-        ),
-        tiers_taken=taken,
-    )
-
-
-def _ps(seconds: float | None) -> int | None:
-    return None if seconds is None else to_ps(seconds)
-
-
-def _arrivals(arrivals: schema.Arrivals) -> Renewal:
-    return Renewal(Exponential() if arrivals.process == "poisson" else Equal(), arrivals.rate)
-
-
-def _length(length: schema.FixedLength | schema.UniformLength) -> Length:
-    if isinstance(length, schema.FixedLength):
-        return Fixed(length.fixed)
-    return Uniform(*length.uniform)
 
 
 def check_objectives(document: schema.Document, traffic: Sequence[Stream], origin: Origin) -> None:

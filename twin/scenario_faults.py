@@ -70,14 +70,44 @@ ELSEWHERE: dict[str, str] = {
 }
 """Keys in a wrong section -> what to do."""
 
-OTHER_STREAM: dict[str, str] = {
-    "arrivals": "a stream with a trace takes instants and lengths from the file; make it a stream of its own",
-    "prompt_tokens": "a stream with a trace takes instants and lengths from the file; make it a stream of its own",
-    "output_tokens": "a stream with a trace takes instants and lengths from the file; make it a stream of its own",
-    "duration": "only synthetic streams have it; limit a trace by requests, or the run by run.until",
-    "sessions": "only synthetic streams have them",
-    "speedup": "only streams with a trace have it; set arrivals.rate",
+_FROM_FILE = (
+    "a stream with a trace takes instants and lengths from the file; make it a stream of its own"
+)
+_FROM_PRESET = "a preset has its own; make it a stream with arrivals"
+_ARRIVALS_ONLY = "only streams with arrivals have it"
+_TRACE_ONLY = "only streams with a trace have it"
+
+OTHER_STREAM: dict[str, dict[str, str]] = {
+    "[trace]": {
+        "arrivals": _FROM_FILE,
+        "prompt_tokens": _FROM_FILE,
+        "output_tokens": _FROM_FILE,
+        "lengths_from": _FROM_FILE,
+        "duration": "a trace is limited by window or requests, or the run by run.until",
+        "rate": "a trace has its own; set speedup",
+        "sessions": _ARRIVALS_ONLY,
+        "prefixes": f"{_ARRIVALS_ONLY}; for a trace there is assumed_prefix_share",
+    },
+    "[preset]": {
+        "arrivals": f"{_FROM_PRESET}, or set rate",
+        "prompt_tokens": _FROM_PRESET,
+        "output_tokens": _FROM_PRESET,
+        "lengths_from": _FROM_PRESET,
+        "sessions": _FROM_PRESET,
+        "prefixes": _FROM_PRESET,
+        "speedup": f"{_TRACE_ONLY}; set rate",
+    },
+    "[arrivals]": {
+        "speedup": f"{_TRACE_ONLY}; set arrivals.rate",
+        "rate": "it belongs under arrivals",
+        "cv": "it belongs under arrivals",
+        "window": f"{_TRACE_ONLY}; set duration",
+        "spread_ticks": _TRACE_ONLY,
+        "assumed_prefix_share": f"{_TRACE_ONLY}; set prefixes",
+        "format": _TRACE_ONLY,
+    },
 }
+"""Form of stream -> key that another form has -> what to do."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +238,7 @@ def _fault(entry: Any) -> Fault:
         entry.get("ctx", {}),
     )
     if kind == "extra_forbidden":
-        return Fault(path, _unknown_key(path))
+        return Fault(path, _unknown_key(path, entry["loc"]))
     if kind == "missing":
         return Fault(path, "is missing; it has no default")
     if kind == "value_error":
@@ -246,15 +276,17 @@ def _written(location: KeyPath) -> KeyPath:
     return tuple(step for step in location if not str(step).startswith("["))
 
 
-def _unknown_key(path: KeyPath) -> str:
+def _unknown_key(path: KeyPath, location: KeyPath) -> str:
     key = str(path[-1])
     if key in NOT_MODELLED:
         return f"not modelled: {NOT_MODELLED[key]}; remove the key"
     known = keys_at(path[:-1])
     if key in ELSEWHERE:
         return f"unknown key here: {ELSEWHERE[key]}"
-    if key in OTHER_STREAM and path[0] == "traffic":
-        return f"unknown key here: {OTHER_STREAM[key]}"
+    if path[0] == "traffic" and len(path) == 3:
+        elsewhere = OTHER_STREAM.get(str(location[2]), {})
+        if key in elsewhere:
+            return f"unknown key here: {elsewhere[key]}"
     return f"unknown key; {_suggestion(key, known) or 'known: ' + ', '.join(known)}".rstrip()
 
 

@@ -81,6 +81,6 @@ class Document(Section):
     """A preset, vllm-fcfs, vllm-priority, or a mapping; its keys are the policy's own business."""
     traffic: Annotated[list[AnyStream], Field(min_length=1)]
     cluster: Cluster = Cluster()
-    objectives: dict[Name, dict[Name, Seconds]] = {}
+    objectives: dict[Name, dict[Name, Seconds]] = Field(default={})
     """Tier -> <metric>_<statistic> -> limit in seconds."""
     run: Run = Run()

@@ -136,21 +136,23 @@ class Quantiles:
     points: Points
     """(probability, tokens) from probability 0 to 1, both ascending. With values at halves, the points (F(k), k + 0.5)
     of a cumulative distribution F over whole numbers give exactly that distribution."""
+    fewest: int = 1
+    """What becomes of values that round to 0: 1 for tokens, 0 for numbers that may be 0."""
 
     @property
     def least(self) -> int:
         """The smallest number that can be drawn."""
-        return round(self.points[0][1]) or 1
+        return round(self.points[0][1]) or self.fewest
 
     def quantile(self) -> Callable[[float], int]:
         """The function from a probability in (0, 1) to tokens."""
-        at = inverse_cdf(self.points)
-        return lambda u: round(at(u)) or 1
+        at, fewest = inverse_cdf(self.points), self.fewest
+        return lambda u: round(at(u)) or fewest
 
     def drawn(self, rng: Random) -> Draw:
         """A function that gives the next length."""
-        at, random = inverse_cdf(self.points), rng.random
-        return lambda: round(at(random())) or 1
+        at, random, fewest = inverse_cdf(self.points), rng.random, self.fewest
+        return lambda: round(at(random())) or fewest
 
 
 Length = Fixed | Uniform | Lognormal | Quantiles
