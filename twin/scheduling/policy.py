@@ -487,7 +487,7 @@ class Policy:
             self._log.add(entry.job.rid, now, self._step, event, detail % args)
 
     def _note_waiting(self, now: float, host: Host) -> None:
-        """Why each watched job that waits is not running, seen from the beginning of this step."""
+        """Why each watched job that waits is not running, unless it is started in this step."""
         for rid in self._log.logs:
             entry = self._entries.get(rid)
             if entry is None or entry.state != READY or entry.ending:
@@ -504,5 +504,7 @@ class Policy:
             elif host.free_slots < 1:
                 why = "no free slot"
             else:
-                why = f"needs {host.blocks_for(entry.job)} blocks, {host.free_blocks} free"
-            self._log.add(rid, now, self._step, "skipped", why)
+                reserve = host.watermark_blocks if host.running else 0
+                need, free = host.blocks_for(entry.job) + reserve, host.free_blocks
+                why = f"needs {need} blocks, {free} free" if need > free else "the step was full"
+            self._log.skip(rid, now, self._step, why)
