@@ -124,7 +124,9 @@ class Pair:
         self.check()
         return job
 
-    def step(self, seconds: float, aside: int = 0, budget: int = 9, preempts: bool = False) -> Plan:
+    def step(
+        self, seconds: float, aside: int = 0, budget: int = 99, preempts: bool = False
+    ) -> Plan:
         """One step of the engine, `seconds` after the last: `aside` says by its bits which jobs are set aside,
         `budget` how many are admitted at most, `preempts` whether blocks run out in the running loop."""
         self.now += seconds

@@ -117,12 +117,12 @@ def test_bad_spec(spec: Any, parts: list[str]) -> None:
 
 def test_unknown_key_names_the_nearest() -> None:
     with pytest.raises(
-        ValueError, match="unknown key 'max_waits' in tiers.1.*did you mean 'max_wa"
+        ValueError, match=r"unknown key 'max_waits' in tiers.1.*did you mean 'max_wa"
     ):
         PolicyConfig.from_dict({"tiers": [{"name": "a"}, {"name": "b", "max_waits": 1}]})
-    with pytest.raises(ValueError, match="unknown key 'weight' in policy.*did you mean 'weights'"):
+    with pytest.raises(ValueError, match=r"unknown key 'weight' in policy.*did you mean 'weights'"):
         PolicyConfig.from_dict({"tiers": [{"name": "a"}], "weight": {}})
-    with pytest.raises(ValueError, match="unknown key 'zzz'.*known: name, order"):
+    with pytest.raises(ValueError, match=r"unknown key 'zzz'.*known: name, order"):
         PolicyConfig.from_dict({"tiers": [{"name": "a", "zzz": 1}]})
 
 
