@@ -127,7 +127,7 @@ def _header(summary: Mapping[str, Any]) -> list[RenderableType]:
     ]
     if summary["warmup_s"]:
         lines.append(
-            _paragraph(
+            paragraph(
                 f"Requests that arrived in the first {limit(summary['warmup_s'])} are counted "
                 "but not measured."
             )
@@ -137,7 +137,7 @@ def _header(summary: Mapping[str, Any]) -> list[RenderableType]:
             Text("The policy is told the true output lengths (estimator oracle).", "yellow")
         )
     for timeouts in summary["client_timeouts"]:
-        lines.append(_paragraph(_timeouts(timeouts)))
+        lines.append(paragraph(_timeouts(timeouts)))
     return lines
 
 
@@ -253,7 +253,7 @@ def _policy(summary: Mapping[str, Any]) -> list[RenderableType]:
     if waits:
         named = ", ".join(f"{tier} {limit(wait)}" for tier, wait in waits.items())
         parts.append(
-            _paragraph(
+            paragraph(
                 f"A request is held for a batch until the first step after {named} at the "
                 "latest. At low load TTFT lies above vllm-fcfs by at most this wait plus one step."
             )
@@ -300,10 +300,10 @@ def _speed(wall_s: float, rate: float | None) -> str:
 
 
 def _warnings(summary: Mapping[str, Any]) -> list[RenderableType]:
-    return [_paragraph(f"Warning: {text}", "yellow") for text in dict.fromkeys(summary["warnings"])]
+    return [paragraph(f"Warning: {text}", "yellow") for text in dict.fromkeys(summary["warnings"])]
 
 
-def _paragraph(text: str, style: str = "") -> Text:
+def paragraph(text: str, style: str = "") -> Text:
     """A sentence for people, wrapped without parting a figure from its unit."""
     glued = re.sub(r"(?<=\d) (?=(ms|s|%)\b|%)", _GLUE, text)
     return Text(textwrap.fill(glued, WIDTH).replace(_GLUE, " "), style)

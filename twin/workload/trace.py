@@ -147,8 +147,8 @@ class TraceSource:
             if share is None or self._shared is None:
                 return ((self._make.content(), row.prompt_tokens),)
             common = row.prompt_tokens * share.numerator // share.denominator
-            alone = (self._make.content(), row.prompt_tokens - common)
-            return ((self._shared, common), alone) if common else (alone,)
+            parts = ((self._shared, common), (self._make.content(), row.prompt_tokens - common))
+            return tuple([part for part in parts if part[1]])
         if share is not None:
             raise InputError(
                 f"{self._spec.path} line {row.line}: the trace says which prefixes are shared; leave "

@@ -34,7 +34,7 @@ def open_bytes(path: str) -> Iterator[IO[bytes]]:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
     with raw:
         packed = raw.peek(2)[:2] == GZIP
-        yield io.BufferedReader(gzip.GzipFile(fileobj=raw), 1 << 18) if packed else raw  # type: ignore[type-var]
+        yield io.BufferedReader(gzip.GzipFile(fileobj=raw), 1 << 18) if packed else raw
 
 
 def count_lines(path: str) -> int:

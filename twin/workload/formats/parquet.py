@@ -159,11 +159,14 @@ def _batches(rows: Iterable[TraceRow]) -> Iterator[list[TraceRow]]:
 
 def _columns(rows: list[TraceRow]) -> dict[str, list[Any]]:
     same = (name for name in COLUMNS if not name.startswith(("arrival", "prompt_id")))
-    return {
-        "arrival_ps": [row.at_ps for row in rows],
-        "prompt_ids": [row.prompt and [content for content, _ in row.prompt] for row in rows],
-        "prompt_id_tokens": [row.prompt and [length for _, length in row.prompt] for row in rows],
-    } | {name: [getattr(row, name) for row in rows] for name in same}
+    columns: dict[str, list[Any]] = {name: [getattr(row, name) for row in rows] for name in same}
+    columns["arrival_ps"] = [row.at_ps for row in rows]
+    for name, part in (("prompt_ids", 0), ("prompt_id_tokens", 1)):
+        columns[name] = [
+            None if row.prompt is None else [segment[part] for segment in row.prompt]
+            for row in rows
+        ]
+    return columns
 
 
 FORMAT = Format(

@@ -1,0 +1,143 @@
+"""How much is asked for when: requests and tokens by second, however long a trace is."""
+
+from array import array
+from dataclasses import dataclass
+from math import sqrt
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from twin.clock import PS, to_seconds
+
+Counts: TypeAlias = npt.NDArray[np.int64]
+
+MOST_BINS = 1 << 20
+"""Beyond them, bins are joined by twos."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What is asked for in a part of the time."""
+
+    from_s: float
+    to_s: float
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+
+    @property
+    def rate(self) -> float:
+        """Requests per second."""
+        return self.requests / (self.to_s - self.from_s)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one replica needs for the tokens of saturated traffic, in seconds of its time."""
+
+    prompt_token_s: float
+    output_token_s: float
+
+    def of(self, part: Slice) -> float:
+        """Share of one replica's time that the requests of a slice need."""
+        need_s = self.prompt_token_s * part.prompt_tokens + self.output_token_s * part.output_tokens
+        return need_s / (part.to_s - part.from_s)
+
+
+class Load:
+    """Requests and tokens in bins of equal width from the first request on: a second each, or more if it lasts long."""
+
+    def __init__(self, bin_ps: int = PS) -> None:
+        self.bin_ps = bin_ps
+        self._start_ps: int | None = None
+        self._columns = (array("q"), array("q"), array("q"))
+
+    def add(self, at_ps: int, prompt_tokens: int, output_tokens: int) -> None:
+        """One request."""
+        if self._start_ps is None:
+            self._start_ps = at_ps // self.bin_ps * self.bin_ps
+        at_ps -= self._start_ps
+        requests, prompt, output = self._columns
+        at = at_ps // self.bin_ps
+        while at >= len(requests):
+            if at >= MOST_BINS:
+                self._join()
+                requests, prompt, output = self._columns
+                at = at_ps // self.bin_ps
+                continue
+            missing = bytes(8 * (at + 1 - len(requests)))
+            for column in self._columns:
+                column.frombytes(missing)
+        requests[at] += 1
+        prompt[at] += prompt_tokens
+        output[at] += output_tokens
+
+    def _join(self) -> None:
+        self.bin_ps *= 2
+        self._columns = tuple(array("q", _sums(column, 2).tobytes()) for column in self._columns)  # type: ignore[assignment]
+
+    def slices(self, width_ps: int, from_ps: int, to_ps: int) -> list[Slice]:
+        """The time from `from_ps` to `to_ps` in slices of whole bins of about this width, the last one shorter."""
+        start_ps = self._start_ps or 0
+        first, end = (from_ps - start_ps) // self.bin_ps, -(-(to_ps - start_ps) // self.bin_ps)
+        times = max(1, round(width_ps / self.bin_ps))
+        sums = [_sums(column[first:end], times) for column in self._columns]
+        return [
+            Slice(
+                to_seconds(start_ps + (first + i * times) * self.bin_ps),
+                to_seconds(start_ps + min(first + (i + 1) * times, end) * self.bin_ps),
+                *(int(column[i]) for column in sums),
+            )
+            for i in range(len(sums[0]))
+        ]
+
+    def dispersion(self, width_ps: int, from_ps: int, to_ps: int) -> float | None:
+        """Index of dispersion of counts: variance over mean of the requests in whole windows of this width.
+
+        1 for Poisson arrivals, more for bursty ones. None for a width that is no multiple of a bin, and with fewer than
+        20 windows.
+        """
+        times, rest = divmod(width_ps, self.bin_ps)
+        windows = (to_ps - from_ps) // width_ps if not rest else 0
+        if windows < 20:
+            return None
+        first = (from_ps - (self._start_ps or 0)) // self.bin_ps
+        counts = _sums(self._columns[0][first : first + windows * times], times)
+        mean = float(counts.mean())
+        return float(counts.var()) / mean if mean else None
+
+
+def _sums(column: "array[int]", times: int) -> Counts:
+    """Sums of each `times` entries, the last of what is left."""
+    values: Counts = np.array(column, dtype=np.int64)
+    padded = np.zeros(-(-len(values) // times) * times, dtype=np.int64)
+    padded[: len(values)] = values
+    result: Counts = padded.reshape(-1, times).sum(axis=1)
+    return result
+
+
+class Gaps:
+    """Spread of the gaps between arrivals, exact."""
+
+    __slots__ = ("_last_ps", "_square", "_sum", "count")
+
+    def __init__(self) -> None:
+        self._last_ps: int | None = None
+        self._sum = self._square = self.count = 0
+
+    def add(self, at_ps: int) -> None:
+        """The next arrival."""
+        if self._last_ps is not None:
+            gap = at_ps - self._last_ps
+            self._sum += gap
+            self._square += gap * gap
+            self.count += 1
+        self._last_ps = at_ps
+
+    @property
+    def cv(self) -> float | None:
+        """Standard deviation over mean: 1 for Poisson arrivals, 0 for equal gaps. None without two gaps."""
+        if self.count < 2 or not self._sum:
+            return None
+        return sqrt(max(self.count * self._square - self._sum**2, 0)) / self._sum
