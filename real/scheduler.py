@@ -56,7 +56,7 @@ class PolicyQueue(RequestQueue):
 
     def __init__(self, owner: "PolicyScheduling") -> None:
         self._owner = owner
-        self.waiting: dict[str, Request] = {}
+        self.waiting: dict[Any, Request] = {}  # by id
 
     def add_request(self, request: Request) -> None:
         self.waiting[request.request_id] = request

@@ -1,10 +1,10 @@
-"""vLLM's real scheduler and ours agree at every step: schedule, victims, aborts, block ids, free queue, policy state."""
+"""vLLM's real scheduler and ours agree at every step, down to block ids, free queue and the state of the policy."""
 
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
 
-from tests.parity import campaign  # noqa: E402
+from tests.parity import campaign
 
 pytestmark = pytest.mark.vllm
 

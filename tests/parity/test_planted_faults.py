@@ -7,12 +7,12 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
 
-from tests.parity.lockstep import Difference, run_policy, run_stock  # noqa: E402
-from tests.parity.workload import Workload, policy_workload, stock_workload  # noqa: E402
-from twin.engine.blocks import BlockPool  # noqa: E402
-from twin.engine.core import EngineCore, Step  # noqa: E402
-from twin.engine.request import EngineRequest  # noqa: E402
-from twin.scheduling import Policy, policy_config  # noqa: E402
+from tests.parity.lockstep import Difference, run_policy, run_stock
+from tests.parity.workload import Workload, policy_workload, stock_workload
+from twin.engine.blocks import BlockPool
+from twin.engine.core import EngineCore, Step
+from twin.engine.request import EngineRequest
+from twin.scheduling import Policy, policy_config
 
 pytestmark = pytest.mark.vllm
 

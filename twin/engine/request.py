@@ -25,9 +25,13 @@ class EngineRequest:
 
     __slots__ = (
         "arrival",
+        "base",
         "blocks",
+        "end_plan",
+        "first_plan",
         "high_water",
         "job",
+        "join_plan",
         "keys",
         "max_tokens",
         "num_computed_tokens",
@@ -43,6 +47,7 @@ class EngineRequest:
         "priority",
         "recomputed_tokens",
         "rid",
+        "run_number",
         "seq",
         "status",
     )
@@ -79,6 +84,12 @@ class EngineRequest:
         self.status = Status.WAITING
         self.high_water = 0  # most tokens that were ever computed at once
         self.recomputed_tokens = 0
+        self.run_number = 0  # of its admission, counted over the engine
+        # While it is one of `Decodes`, whose docstring says what these are; its counters above are then out of date.
+        self.base: int | None = None
+        self.join_plan = 0
+        self.end_plan = 0
+        self.first_plan = 0  # the plan of the first token that its record does not have yet
         self.prefix_hit_tokens: int | None = None  # at first admission, if the cache was asked
 
     @property
