@@ -45,6 +45,7 @@ SUMMARY = {
     "interrupted": False,
     "oracle": False,
     "client_timeouts": [],
+    "trace_prefixes": [],
     "totals": {
         "offered": 300, "completed": 240, "refused": 9, "timed_out": 36, "aborted": 0,
         "unfinished": 15,

@@ -1,8 +1,12 @@
 """Is there enough traffic to tell anything apart? What is asked for, beside what one replica can take."""
 
+from twin.clock import to_seconds
 from twin.scenario import Scenario
 from twin.step_time.capacity import token_cost
 from twin.workload.load import Cost, Load, Slice
+
+ENOUGH = 100
+"""Requests from which on the load of a run is judged."""
 
 
 def replica_cost(scenario: Scenario, prompt_tokens: float, output_tokens: float) -> Cost:
@@ -20,15 +24,27 @@ def replica_cost(scenario: Scenario, prompt_tokens: float, output_tokens: float)
     )
 
 
-def busiest(load: Load, width_ps: int, from_ps: int, to_ps: int, cost: Cost) -> tuple[float, Slice]:
+def busiest(load: Load, cost: Cost) -> tuple[float, Slice]:
     """The part of the time that asks most of one replica, and the share of the replica's time that it needs."""
-    parts = load.slices(width_ps, from_ps, to_ps)
+    parts = load.slices(load.window_ps)
     return max(((cost.of(part), part) for part in parts), key=lambda found: found[0])
+
+
+def traffic_warnings(scenario: Scenario, load: Load | None) -> tuple[str, ...]:
+    """What to say of recorded traffic after a run: a warning if it never fills one replica.
+
+    `load` is what was asked for; None, or too few requests to tell, and nothing is said.
+    """
+    if load is None or load.requests < ENOUGH:
+        return ()
+    prompt, output = load.prompt_tokens / load.requests, load.output_tokens / load.requests
+    share, _ = busiest(load, replica_cost(scenario, prompt, output))
+    return (too_little(share, to_seconds(load.window_ps)),) if share < 1 else ()
 
 
 def too_little(share: float, width_s: float) -> str:
     """The warning for traffic that never fills one replica."""
     return (
-        f"even the busiest {width_s:g} s ask for {share:.0%} of what one replica can take: nothing will queue, and "
-        "every policy and every number of replicas will look alike; raise speedup, or choose a busier window"
+        f"even the busiest {width_s:g} s ask for {share:.0%} of what one replica can take: hardly anything will "
+        "queue, and policies and numbers of replicas will look alike; raise speedup, or choose a busier window"
     )

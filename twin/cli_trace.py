@@ -78,17 +78,13 @@ def check(
 def _weigh(found: dict[str, Any], load: Any, path: Path) -> None:
     """Add what one replica of the scenario can take, and a warning if nothing will queue."""
     from twin.capacity import busiest, replica_cost, too_little
-    from twin.clock import PS, to_ps
     from twin.scenario import load_scenario
 
     scenario = load_scenario(path)
     prompt, output = found["prompt_tokens"]["mean"], found["output_tokens"]["mean"]
     cost = replica_cost(scenario, prompt, output)
-    time = found["time"]
-    width_s = time["busiest"]["window_s"]
-    from_ps = to_ps(time["first_s"])
-    to_end_ps = from_ps + to_ps(time["span_s"]) + 1
-    share, part = busiest(load, width_s * PS, from_ps, to_end_ps, cost)
+    share, part = busiest(load, cost)
+    width_s = found["time"]["busiest"]["window_s"]
     found["capacity"] = {
         "scenario": scenario.name,
         "replica_rate": 1 / (cost.prompt_token_s * prompt + cost.output_token_s * output),

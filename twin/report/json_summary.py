@@ -4,14 +4,20 @@ docs/metrics.md defines the figures. Apart from wall_s and requests_per_wall_s, 
 seed give the same bytes.
 """
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from typing import Any
 
 from twin.clock import to_seconds
+from twin.metrics.engine_time import time_shares
+from twin.metrics.estimated_wait import wait_errors
 from twin.metrics.policy_statistics import merge_policy_stats
+from twin.metrics.preemptions import count_preemptions
 from twin.metrics.summary import LATENCIES, TierSummary, summarize_tiers, total_counts
+from twin.report.verdict import verdict
 from twin.simulation import Result
+from twin.workload.trace import TraceStream
 
 REFUSED_LISTED = 20
 """Refused requests that are named one by one; totals.refused counts all."""
@@ -29,6 +35,16 @@ def summarize(result: Result) -> dict[str, Any]:
     )
     totals = total_counts(tiers.values())
     wall = result.wall_s
+    preempted = count_preemptions(result.records)
+    times = [(engine.time, engine.busy_ps) for engine in result.engines]
+    shares = time_shares(times, result.simulated_ps)
+    limits = {
+        "max_num_seqs": scenario.engine.active_limit,
+        "max_num_batched_tokens": scenario.engine.token_budget,
+        "kv_blocks": scenario.engine.num_gpu_blocks - 1,
+        "block_size": scenario.engine.block_size,
+    }
+    warnings = [*result.warnings, preempted.warning()]
     return {
         "scenario": scenario.name,
         "model": scenario.model.name,
@@ -42,9 +58,12 @@ def summarize(result: Result) -> dict[str, Any]:
         "oracle": scenario.policy is not None and scenario.policy.estimator == "oracle",
         "batching_wait_s": _batching_waits(result),
         "client_timeouts": list(_client_timeouts(result)),
+        "trace_prefixes": list(_trace_prefixes(result)),
         "seed": scenario.run.seed,
         "warmup_s": to_seconds(scenario.run.warmup_ps),
         "interrupted": result.interrupted,
+        "verdict": verdict(shares.limits, limits),
+        "bound": dict(shares.limits),
         "simulated_s": to_seconds(result.simulated_ps),
         "totals": totals.to_dict(),
         "attempts": totals.attempts,
@@ -56,9 +75,14 @@ def summarize(result: Result) -> dict[str, Any]:
             if tier.objectives
         },
         "engine": _engine(result),
+        "limits": limits,
+        "gpu_time": dict(shares.uses),
+        "preemptions": preempted.to_dict(),
+        "estimated_wait": {name: _waits(result, name) for name in tiers},
+        "kv_by_length": None if result.series is None else result.series.kv_by_length(),
         "policy_stats": merge_policy_stats(result.policies),
         "step_time": _step_time(result),
-        "warnings": list(dict.fromkeys(result.warnings)),
+        "warnings": list(dict.fromkeys(filter(None, warnings))),
         "in_system_mean": _in_system_mean(result),
         "events": result.events,
         "wall_s": wall,
@@ -90,6 +114,13 @@ def _tier(tier: TierSummary) -> dict[str, Any]:
     }
 
 
+def _waits(result: Result, tier: str) -> dict[str, float | None]:
+    """How well the wait of the measured requests of a tier was estimated when they arrived."""
+    warmup_ps = result.scenario.run.warmup_ps
+    of_tier = (r for r in result.records if r.tier == tier and r.arrival_ps >= warmup_ps)
+    return dataclasses.asdict(wait_errors(of_tier))
+
+
 def _engine(result: Result) -> dict[str, Any]:
     counts = (
         "steps", "preemptions", "recomputed_tokens", "prefix_hit_tokens", "prefix_query_tokens",
@@ -99,8 +130,12 @@ def _engine(result: Result) -> dict[str, Any]:
     busy_ps = sum(engine.busy_ps for engine in engines)
     capacity_ps = len(engines) * result.simulated_ps
     return {name: sum(getattr(engine, name) for engine in engines) for name in counts} | {
-        "kv_usage_mean": sum(e.kv_usage_mean * e.busy_ps for e in engines) / busy_ps if busy_ps else 0.0,
-        "kv_waste_mean": sum(e.kv_waste_mean * e.busy_ps for e in engines) / busy_ps if busy_ps else 0.0,
+        "kv_usage_mean": sum(e.kv_usage_mean * e.busy_ps for e in engines) / busy_ps
+        if busy_ps
+        else 0.0,
+        "kv_waste_mean": sum(e.kv_waste_mean * e.busy_ps for e in engines) / busy_ps
+        if busy_ps
+        else 0.0,
         "busy_share": busy_ps / capacity_ps if capacity_ps else 0.0,
     }
 
@@ -130,6 +165,14 @@ def _batching_waits(result: Result) -> dict[str, float]:
     if policy is None:
         return {}
     return {t.name: float(t.max_wait) for t in policy.tiers if t.holds and t.max_wait is not None}
+
+
+def _trace_prefixes(result: Result) -> Iterator[dict[str, Any]]:
+    """Traces that say nothing of prefixes, so that hits are none, or as many as the scenario assumes."""
+    for number, stream in enumerate(result.scenario.traffic):
+        if isinstance(stream, TraceStream) and not stream.tells_prefixes:
+            share = stream.assumed_prefix_share
+            yield {"stream": number, "assumed_share": None if share is None else float(share)}
 
 
 def _client_timeouts(result: Result) -> Iterator[dict[str, Any]]:

@@ -21,6 +21,15 @@ WIDTH = 80
 LISTED = 5
 """Refused requests named one by one; the rest are counted."""
 
+LATENCY_NAMES = {
+    "ttft": "TTFT",
+    "queue": "  queue",
+    "prefill": "  prefill",
+    "tpot": "TPOT",
+    "e2e": "E2E",
+}
+"""Latencies as people call them; TTFT is the sum of the two parts under it."""
+
 _GLUE = "\N{NO-BREAK SPACE}"
 
 
@@ -125,6 +134,7 @@ def _header(summary: Mapping[str, Any]) -> list[RenderableType]:
             f"seed {summary['seed']}, simulated {duration(summary['simulated_s'])}"
         ),
     ]
+    lines.append(paragraph(summary["verdict"], "bold"))
     if summary["warmup_s"]:
         lines.append(
             paragraph(
@@ -162,18 +172,18 @@ def _requests(summary: Mapping[str, Any]) -> Table:
 
 
 def _latencies(summary: Mapping[str, Any]) -> Table:
-    shown = {
-        "queue p50": ("queue_s", "p50"),
-        "queue p99": ("queue_s", "p99"),
-        "TTFT p50": ("ttft_s", "p50"),
-        "TTFT p99": ("ttft_s", "p99"),
-        "TPOT p50": ("tpot_s", "p50"),
-        "TPOT p99": ("tpot_s", "p99"),
-        "E2E p99": ("e2e_s", "p99"),
-    }
-    made = table("Latency", *shown)
-    for name, tier in summary["tiers"].items():
-        made.add_row(name, *(duration(tier[latency][stat]) for latency, stat in shown.values()))
+    """By tier and latency; means last, since they can fall while everybody waits longer."""
+    made = table("Latency", "of", "samples", "p50", "p90", "p99", "mean")
+    made.columns[1].justify = "left"
+    for tier, figures in summary["tiers"].items():
+        for i, (latency, name) in enumerate(LATENCY_NAMES.items()):
+            of = figures[f"{latency}_s"]
+            made.add_row(
+                "" if i else tier,
+                name,
+                count(figures["samples"][latency]),
+                *(duration(of[stat]) for stat in ("p50", "p90", "p99", "mean")),
+            )
     return made
 
 
@@ -276,22 +286,53 @@ def _engine(summary: Mapping[str, Any]) -> list[RenderableType]:
     made = Table.grid(padding=(0, 2, 0, 0))
     for name, value in (
         ("Engine", f"{plural(engine['steps'], 'step')}, busy {share(engine['busy_share'])}"),
+        ("GPU time", ", ".join(f"{use} {share(x)}" for use, x in summary["gpu_time"].items())),
         (
             "KV",
             f"{share(engine['kv_usage_mean'])} used while busy, "
             f"{share(engine['kv_waste_mean'])} empty in last pages",
         ),
-        ("Prefix", f"{hits}{plural(queried, 'prompt token')} looked up"),
-        (
-            "Preempted",
-            f"{plural(engine['preemptions'], 'request')}, "
-            f"{plural(engine['recomputed_tokens'], 'token')} recomputed",
-        ),
+        ("Prefix", f"{hits}{plural(queried, 'prompt token')} looked up{_prefixes(summary)}"),
+        ("Preempted", _preempted(summary)),
+        ("Waits", _estimated(summary)),
         ("Step times", f"{origin['engine']}, {origin['source']}, {origin['date']}"),
         ("Took", _speed(summary["wall_s"], summary["requests_per_wall_s"])),
     ):
         made.add_row(name, value)
     return [made]
+
+
+def _preempted(summary: Mapping[str, Any]) -> str:
+    engine, found = summary["engine"], summary["preemptions"]
+    if not engine["preemptions"]:
+        return "nobody"
+    return (
+        f"{count(found['preempted'])} of {plural(found['requests'], 'request')}, "
+        f"{plural(engine['preemptions'], 'time')} in all, at most {count(found['most'])} each; "
+        f"{plural(engine['recomputed_tokens'], 'token')} recomputed"
+    )
+
+
+def _estimated(summary: Mapping[str, Any]) -> str:
+    """How far the queue time was off that the twin told each request at its arrival."""
+    told = [
+        f"{tier} +-{duration(found['mean_abs_s'])} of {duration(found['wait_mean_s'])}"
+        for tier, found in summary["estimated_wait"].items()
+        if found["samples"]
+    ]
+    return f"estimated at arrival: {', '.join(told)}" if told else "none to estimate"
+
+
+def _prefixes(summary: Mapping[str, Any]) -> str:
+    told = []
+    for stream in summary["trace_prefixes"]:
+        if stream["assumed_share"] is None:
+            told.append(f"; unknown in the trace of stream {stream['stream']}")
+        else:
+            told.append(
+                f"; {share(stream['assumed_share'])} of stream {stream['stream']} assumed shared"
+            )
+    return "".join(told)
 
 
 def _speed(wall_s: float, rate: float | None) -> str:

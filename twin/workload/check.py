@@ -164,15 +164,12 @@ class _Looked:
 
     def _time(self) -> dict[str, Any]:
         span_ps = self._last_ps - self._first_ps
-        end_ps = self._last_ps + 1
         span_s = to_seconds(span_ps)
         rate = self.rows / span_s if span_ps else None
-        width = 60 if span_s >= 600 else 10 if span_s >= 100 else 1
-        windows = self.load.slices(width * PS, self._first_ps, end_ps)
+        width = self.load.window_ps // PS
+        windows = self.load.slices(self.load.window_ps)
         busiest = max(windows, key=lambda part: part.requests)
-        dispersion = {
-            f"{w}_s": self.load.dispersion(w * PS, self._first_ps, end_ps) for w in (1, 10, 60)
-        }
+        dispersion = {f"{w}_s": self.load.dispersion(w * PS) for w in (1, 10, 60)}
         return {
             "first_s": to_seconds(self._first_ps),
             "span_s": span_s,
@@ -196,7 +193,7 @@ class _Looked:
                     "prompt_tokens": part.prompt_tokens,
                     "output_tokens": part.output_tokens,
                 }
-                for part in self.load.slices(profile_width(span_s) * PS, self._first_ps, end_ps)
+                for part in self.load.slices(profile_width(span_s) * PS)
             ],
         }
 
@@ -255,15 +252,15 @@ class _Looked:
                 "ticks"
             )
         if rate is not None:
-            yield from _idle_start(self.load, self._first_ps, self._last_ps, rate)
+            yield from _idle_start(self.load, rate)
 
 
-def _idle_start(load: Load, first_ps: int, last_ps: int, rate: float) -> Iterator[str]:
-    span_ps = last_ps - first_ps
-    head_ps = first_ps + int(span_ps * IDLE_SHARE)
+def _idle_start(load: Load, rate: float) -> Iterator[str]:
+    span_ps = load.last_ps - load.first_ps
     if span_ps < 100 * PS:
         return
-    head = load.slices(head_ps - first_ps, first_ps, head_ps)[0]
+    head_ps = int(span_ps * IDLE_SHARE)
+    head = load.slices(head_ps, load.first_ps + head_ps)[0]
     if head.rate < IDLE_RATE * rate:
         yield (
             f"the beginning is nearly idle: {head.rate:.3g} requests/s in the first {head.to_s - head.from_s:,.0f} s, "

@@ -51,12 +51,19 @@ class Load:
     def __init__(self, bin_ps: int = PS) -> None:
         self.bin_ps = bin_ps
         self._start_ps: int | None = None
+        self.first_ps = self.last_ps = 0
+        self.requests = self.prompt_tokens = self.output_tokens = 0
         self._columns = (array("q"), array("q"), array("q"))
 
     def add(self, at_ps: int, prompt_tokens: int, output_tokens: int) -> None:
         """One request."""
         if self._start_ps is None:
             self._start_ps = at_ps // self.bin_ps * self.bin_ps
+            self.first_ps = at_ps
+        self.last_ps = at_ps
+        self.requests += 1
+        self.prompt_tokens += prompt_tokens
+        self.output_tokens += output_tokens
         at_ps -= self._start_ps
         requests, prompt, output = self._columns
         at = at_ps // self.bin_ps
@@ -77,9 +84,19 @@ class Load:
         self.bin_ps *= 2
         self._columns = tuple(array("q", _sums(column, 2).tobytes()) for column in self._columns)  # type: ignore[assignment]
 
-    def slices(self, width_ps: int, from_ps: int, to_ps: int) -> list[Slice]:
-        """The time from `from_ps` to `to_ps` in slices of whole bins of about this width, the last one shorter."""
+    @property
+    def window_ps(self) -> int:
+        """Width of the windows among which a busiest one is looked for: a minute, less if time is short."""
+        span_ps = self.last_ps - self.first_ps
+        return PS * (60 if span_ps >= 600 * PS else 10 if span_ps >= 100 * PS else 1)
+
+    def slices(self, width_ps: int, to_ps: int | None = None) -> list[Slice]:
+        """The time up to `to_ps` (None = the last request) in slices of whole bins of about this width.
+
+        The last one may be shorter.
+        """
         start_ps = self._start_ps or 0
+        from_ps, to_ps = self.first_ps, self.last_ps + 1 if to_ps is None else to_ps
         first, end = (from_ps - start_ps) // self.bin_ps, -(-(to_ps - start_ps) // self.bin_ps)
         times = max(1, round(width_ps / self.bin_ps))
         sums = [_sums(column[first:end], times) for column in self._columns]
@@ -92,18 +109,17 @@ class Load:
             for i in range(len(sums[0]))
         ]
 
-    def dispersion(self, width_ps: int, from_ps: int, to_ps: int) -> float | None:
+    def dispersion(self, width_ps: int) -> float | None:
         """Index of dispersion of counts: variance over mean of the requests in whole windows of this width.
 
         1 for Poisson arrivals, more for bursty ones. None for a width that is no multiple of a bin, and with fewer than
         20 windows.
         """
         times, rest = divmod(width_ps, self.bin_ps)
-        windows = (to_ps - from_ps) // width_ps if not rest else 0
+        windows = (self.last_ps - self.first_ps) // width_ps if not rest else 0
         if windows < 20:
             return None
-        first = (from_ps - (self._start_ps or 0)) // self.bin_ps
-        counts = _sums(self._columns[0][first : first + windows * times], times)
+        counts = _sums(self._columns[0][: windows * times], times)
         mean = float(counts.mean())
         return float(counts.var()) / mean if mean else None
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush, merge
 from itertools import count
 
+from twin.workload.load import Load
 from twin.workload.source import Arrival, Ended
 from twin.workload.synthetic import MixedSource, MixedStream, SyntheticSource, SyntheticStream
 from twin.workload.trace import TraceSource, TraceStream
@@ -42,6 +43,9 @@ class Traffic:
         self._ahead = next(self._first_turns, None)
         self._later_turns: list[Arrival] = []
         self._indices = count()
+        recorded = any(isinstance(source, TraceSource) for source in sources)
+        self.load = Load() if recorded else None
+        """What was asked for when, all streams together; kept if one of them is a trace."""
 
     def expected(self) -> int | None:
         """About how many requests there will be in all, as far as that is known."""
@@ -64,6 +68,9 @@ class Traffic:
         else:
             raise IndexError("no request is due")
         arrival.request.index = next(self._indices)
+        if self.load is not None:
+            request = arrival.request
+            self.load.add(arrival.due_ps, request.prompt_tokens, request.output_tokens)
         return arrival
 
     def on_finish(self, record: Ended) -> None:

@@ -1,7 +1,7 @@
 """Requests as they were recorded: a trace file as a stream of traffic."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import count, groupby, islice
 from operator import attrgetter
@@ -40,6 +40,8 @@ class TraceStream:
     """Out of OWN: what is taken from a row where it says so, instead of from `clients`."""
     tiers_taken: tuple[str, ...] | None = None
     """Tiers a row may have; None = any."""
+    tells_prefixes: bool = False
+    """Whether the first row says what its prompt shares with others, so that prefix hits mean something."""
 
 
 def rows_of(spec: TraceStream) -> Iterator[TraceRow]:
@@ -51,6 +53,21 @@ def rows_of(spec: TraceStream) -> Iterator[TraceRow]:
     if spec.window_ps is not None:
         rows = _in_window(rows, spec.path, *spec.window_ps)
     return islice(rows, spec.requests)
+
+
+def looked_at(spec: TraceStream) -> TraceStream:
+    """The stream with what its first row tells.
+
+    Raises InputError if there is none, if it is malformed, and if a share is assumed of prefixes that are known.
+    """
+    first = next(rows_of(spec))
+    if first.prompt is not None and spec.assumed_prefix_share is not None:
+        raise InputError(_known(spec, first))
+    return replace(spec, tells_prefixes=first.prompt is not None)
+
+
+def _known(spec: TraceStream, row: TraceRow) -> str:
+    return f"{spec.path} line {row.line}: the trace says which prefixes are shared; leave assumed_prefix_share out"
 
 
 def _in_window(rows: Iterable[TraceRow], path: str, from_ps: int, to_ps: int) -> Iterator[TraceRow]:
@@ -150,10 +167,7 @@ class TraceSource:
             parts = ((self._shared, common), (self._make.content(), row.prompt_tokens - common))
             return tuple([part for part in parts if part[1]])
         if share is not None:
-            raise InputError(
-                f"{self._spec.path} line {row.line}: the trace says which prefixes are shared; leave "
-                "assumed_prefix_share out"
-            )
+            raise InputError(_known(self._spec, row))
         first, stride = self._first_content, self._stride
         known = tuple([(first + stride * content, tokens) for content, tokens in row.prompt])
         rest = row.prompt_tokens - sum([tokens for _, tokens in row.prompt])
