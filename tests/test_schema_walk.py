@@ -55,7 +55,8 @@ KEYS = [
 
 
 class Case(NamedTuple):
-    """One change, as an override, and where it shows: in the `records`, only in the `summary`, or `refused`."""
+    """One change, as an override, and where it shows: in the `records`, only in the `summary` or in the time `series`,
+    or `refused`."""
 
     change: str
     where: str = "records"
@@ -137,6 +138,8 @@ def lengths(key: str, path: str, *base: str) -> dict[str, Case]:
 AGENT = ("traffic.0.sessions={turns: 4, tools: {calls: {uniform: [0, 3]}, time: 0.05, "
          "result_tokens: {fixed: 50}, output_tokens: {fixed: 12}}}")  # fmt: skip
 TEXTS = "traffic.0.prefixes={groups: 3, tokens: 96, skew: 1}"
+LONG_CONTEXT = "engine={max_num_seqs: 8, max_num_batched_tokens: 512, max_model_len: 131072}"
+REPEAT = "traffic.0.reuse={share: [[0, 0], [1, 1]]}"
 BURSTS = "{process: bursts, rate: 5, burst_rate: 50, burst: 0.5, pause: 0.5}"
 BATCH = "{process: batch, at: [0.5, '00:00:01'], size: 5}"
 CLOSED = "{process: closed, users: 4, think_time: 0.1}"
@@ -221,6 +224,7 @@ CASES = {
     "run.seed": Case("run.seed=2"),
     "run.until": Case("run.until=1.5"),
     "run.warmup": Case("run.warmup=1.5", "summary"),
+    "run.sample_period": Case("run.sample_period=0.5", "series"),
     SYNTHETIC + "tier": Case("traffic.0.tier=BATCH"),
     SYNTHETIC + "tiers": Case(MIXED),
     SYNTHETIC + "tenant": Case("traffic.0.tenant=acme"),
@@ -292,10 +296,15 @@ CASES = {
     SYNTHETIC + "prefixes.groups": Case("traffic.0.prefixes.groups=4", base=(TEXTS,)),
     SYNTHETIC + "prefixes.tokens": Case("traffic.0.prefixes.tokens=80", base=(TEXTS,)),
     SYNTHETIC + "prefixes.skew": Case("traffic.0.prefixes.skew=4", base=(TEXTS,)),
+    SYNTHETIC + "reuse.share": Case("traffic.0.reuse.share=[[0, 0], [1, 0]]", base=(REPEAT,)),
+    SYNTHETIC + "reuse.memory": Case("traffic.0.reuse.memory=1", base=(REPEAT, LONG, FEW_BLOCKS)),
     FROM_PRESET + "preset": Case("traffic.0.preset=azure-2023-code", base=(PRESET,)),
     FROM_PRESET + "rate": Case("traffic.0.rate=40", base=(PRESET,)),
     FROM_PRESET + "duration": Case("traffic.0.duration=0.5", base=(PRESET,)),
     FROM_PRESET + "steady": Case("traffic.0.steady=true", base=(PRESET,)),
+    FROM_PRESET + "ticks": Case(
+        "traffic.0.ticks=false", base=("traffic=[{preset: mooncake-conversation, requests: 40}]", LONG_CONTEXT)
+    ),
     FROM_PRESET + "requests": Case("traffic.0.requests=30", base=(PRESET,)),
     FROM_PRESET + "tier": Case("traffic.0.tier=BATCH", base=(PRESET,)),
     FROM_PRESET + "tiers": Case("traffic.0.tiers={ONLINE: 0.1, BATCH: 0.9}", base=(PRESET_TIERS,)),
@@ -349,10 +358,13 @@ def test_a_change_is_seen(key, folder, monkeypatch):
         with pytest.raises(InputError):
             load_scenario(base_document(), [*case.base, case.change])
         return
-    before = run(base_document(), *case.base)
-    after = run(base_document(), *case.base, case.change)
+    before = run(base_document(), *case.base, observe=case.where == "series")
+    after = run(base_document(), *case.base, case.change, observe=case.where == "series")
     same_records = before.records == after.records
-    assert same_records == (case.where == "summary")
+    assert same_records == (case.where in ("summary", "series"))
+    if case.where == "series":
+        assert before.series.times_ps != after.series.times_ps
+        return
     assert not (same_records and shown(before) == shown(after))
 
 

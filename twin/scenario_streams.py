@@ -43,10 +43,11 @@ from twin.workload.sessions import (
     Tools,
     UniformTime,
 )
+from twin.workload.shared_text import Prefixes, Reuse
 from twin.workload.source import Clients
 from twin.workload.streams import Stream
-from twin.workload.synthetic import Closed, MixedStream, Prefixes, SyntheticStream
-from twin.workload.trace import TraceStream
+from twin.workload.synthetic import Closed, MixedStream, SyntheticStream
+from twin.workload.trace import TraceStream, looked_at
 
 MAX_PAIRS = 2_000_000
 """Rows of a trace that `lengths_from` reads at most: 16 MB."""
@@ -111,7 +112,7 @@ def _trace_of(
         "total_timeout_ps": stream.timeouts.total,
     }
     held = {"tier": "tiers", "tenant": "tenants", "max_tokens": "max_tokens"}
-    return TraceStream(
+    written = TraceStream(
         clients=clients,
         path=path,
         speedup=Fraction(str(stream.speedup)),
@@ -131,6 +132,8 @@ def _trace_of(
         ),
         tiers_taken=taken,
     )
+    with origin.placed(*here, "trace", named=True):
+        return looked_at(written)
 
 
 def _synthetic(
@@ -141,7 +144,7 @@ def _synthetic(
         lengths: Lengths | Pairs = Lengths(prompt, output, stream.length_correlation)
     else:
         lengths = pairs
-    shared = stream.prefixes
+    shared, reuse = stream.prefixes, stream.reuse
     return SyntheticStream(
         clients=clients,
         arrivals=_arrivals(stream.arrivals),
@@ -150,6 +153,7 @@ def _synthetic(
         duration_ps=_ps(stream.duration),
         sessions=None if stream.sessions is None else _sessions(stream.sessions),
         prefixes=None if shared is None else Prefixes(shared.groups, shared.tokens, shared.skew),
+        reuse=None if reuse is None else Reuse(_points(reuse.share), reuse.memory),
     )
 
 
@@ -292,7 +296,7 @@ def _preset(
     duration_ps = _ps(stream.duration)
     if len(parts) == 1:
         return replace(
-            _scaled(parts[0], factor, stream.steady),
+            _scaled(parts[0], factor, stream),
             clients=clients,
             requests=stream.requests,
             duration_ps=duration_ps,
@@ -308,7 +312,7 @@ def _preset(
         requests=stream.requests,
         parts=tuple(
             replace(
-                _scaled(part, factor, stream.steady),
+                _scaled(part, factor, stream),
                 clients=clients if named else replace(clients, tenants=part.clients.tenants),
                 requests=None,
                 duration_ps=duration_ps,
@@ -330,13 +334,15 @@ def _mean_rate(part: SyntheticStream) -> float:
     return part.arrivals.mean_rate
 
 
-def _scaled(part: SyntheticStream, factor: float, steady: bool) -> SyntheticStream:
+def _scaled(part: SyntheticStream, factor: float, stream: schema.PresetStream) -> SyntheticStream:
     arrivals = part.arrivals
     assert isinstance(arrivals, Renewal)
+    if not stream.ticks:
+        arrivals = replace(arrivals, tick_ps=0)
     rate = arrivals.rate
-    if steady or isinstance(rate, float):
+    if stream.steady or isinstance(rate, float):
         return replace(part, arrivals=replace(arrivals, rate=arrivals.mean_rate * factor))
     assert isinstance(rate, Curve)
-    pieces = (Piece(p.length_ps, p.start * factor, p.end * factor) for p in rate.written)
+    pieces = tuple(Piece(p.length_ps, p.start * factor, p.end * factor) for p in rate.written)
     held = None if rate.held is None else rate.held * factor
-    return replace(part, arrivals=replace(arrivals, rate=Curve(tuple(pieces), held)))
+    return replace(part, arrivals=replace(arrivals, rate=Curve(pieces, held)))

@@ -211,6 +211,22 @@ class Prefixes(Section):
     """The k-th is used with weight k ** -skew (Zipf); 0 = all equally often."""
 
 
+class Reuse(Section):
+    """Prompts that repeat the beginning of an earlier one."""
+
+    share: Entries
+    """[probability, share of the prompt that is repeated] from 0 to 1, straight lines between."""
+    memory: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
+    """It is one of so many last prompts of the stream."""
+
+    @model_validator(mode="after")
+    def _sound(self) -> "Reuse":
+        check_quantiles("share", self.share, 0)
+        if self.share[-1][1] > 1:
+            raise ValueError(f"the values of share must be <= 1, got {self.share[-1][1]:g}")
+        return self
+
+
 # --- streams ----------------------------------------------------------------------------------
 
 
@@ -288,6 +304,8 @@ class SyntheticStream(Stream):
     """None = every request stands alone."""
     prefixes: Prefixes | None = None
     """None = only the system prompt of sessions is shared."""
+    reuse: Reuse | None = None
+    """None = no prompt repeats another."""
 
     @model_validator(mode="after")
     def _complete(self) -> "SyntheticStream":
@@ -301,6 +319,10 @@ class SyntheticStream(Stream):
                 raise ValueError(f"has both lengths_from and {key}; write one of them")
         if self.lengths_from is not None and self.length_correlation:
             raise ValueError("lengths_from has pairs as they are; remove length_correlation")
+        if self.reuse is not None and (self.sessions is not None or self.prefixes is not None):
+            raise ValueError(
+                "reuse goes neither with sessions nor with prefixes; write one of them"
+            )
         return self
 
 
@@ -319,6 +341,8 @@ class PresetStream(Stream):
     """Requests come before it; conversations begin before it."""
     steady: bool = False
     """True: without the changes of the rate over time that the trace has."""
+    ticks: bool = True
+    """False: at any instant, where the stamps of the trace are coarse and the preset's therefore too."""
 
     @model_validator(mode="after")
     def _ends(self) -> "PresetStream":

@@ -4,9 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-FIGURES = ("p50", "p90", "p99")
-"""Quantiles of lengths by which a fit is judged."""
-
 
 @dataclass(frozen=True)
 class Preset:
@@ -24,7 +21,9 @@ class Preset:
     """Each as a scenario could spell it out under `traffic:`, without requests and duration; several make a mix."""
     trace: Mapping[str, Any]
     """Figures of the trace itself: rate and cv (None if it has no times), prompt_tokens and output_tokens, each with
-    mean and quantiles, and what else the fit was made on."""
+    mean, p50, p90 and p99; of a mix, these of each of its `clients`."""
+    fit: Mapping[str, Any]
+    """The same figures of requests made from the preset."""
 
     @property
     def rate(self) -> float | None:
@@ -45,4 +44,5 @@ def parse_preset(data: Mapping[str, Any]) -> Preset:
         notes=tuple(data["notes"]),
         streams=tuple(streams),
         trace=data["trace"],
+        fit=data["fit"],
     )

@@ -1,10 +1,9 @@
 """Traffic made from distributions: open loop, closed loop, conversations and agents, texts that begin alike."""
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import merge
-from itertools import accumulate, islice
+from itertools import islice
 from operator import attrgetter
 from random import Random
 
@@ -12,7 +11,8 @@ from twin.clock import PS
 from twin.workload.arrivals import Batches, Renewal
 from twin.workload.lengths import Lengths, Pairs
 from twin.workload.sessions import Sessions, Time, Turn, planner
-from twin.workload.source import Arrival, Chance, Client, Clients, Ended, Maker, Prompt
+from twin.workload.shared_text import Prefixes, Repeated, Reuse, opening
+from twin.workload.source import Arrival, Client, Clients, Ended, Maker, Prompt
 
 REFUSED_PAUSE_PS = PS // 1000
 """A closed-loop client that was refused waits at least this long, so that time goes on."""
@@ -28,18 +28,6 @@ class Closed:
     """From the end of a request (conversation), whatever its outcome, to the same user's next."""
     ramp_ps: int
     """The users appear evenly over this time; 0 = all at the start."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prefixes:
-    """Texts that many prompts begin with."""
-
-    groups: int
-    """How many different texts there are."""
-    tokens: int
-    """Length of each."""
-    skew: float
-    """Text k of 1..groups is drawn with weight k ** -skew; 0 = all equally often."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +47,8 @@ class SyntheticStream:
     """None = every request stands alone."""
     prefixes: Prefixes | None = None
     """None = no text is shared but the system prompt of sessions."""
+    reuse: Reuse | None = None
+    """None = no prompt repeats another. Neither sessions nor prefixes go with it."""
 
     @property
     def fewest_prompt_tokens(self) -> int:
@@ -114,7 +104,9 @@ class SyntheticSource:
         self._number = 0
         self._lengths = spec.lengths.drawn(chance("lengths/prompt"), chance("lengths/output"))
         self._live: dict[str, _Conversation] = {}
-        self._opening = _opening(spec, self._make, chance)
+        system = spec.sessions.system_prompt_tokens if spec.sessions else 0
+        self._opening = opening(system, spec.prefixes, self._make, chance)
+        self._repeated = None if spec.reuse is None else Repeated(spec.reuse, chance)
         if spec.sessions is not None:
             self._plan = planner(spec.sessions, self._lengths, chance)
         if isinstance(spec.arrivals, Closed):
@@ -152,13 +144,16 @@ class SyntheticSource:
         make = self._make
         new_tokens, output_tokens = self._lengths()
         client = make.client()
-        if self._opening is None:
-            prompt: Prompt = ((make.content(), new_tokens),)
-            prompt_tokens = new_tokens
+        prompt: Prompt
+        prompt_tokens = new_tokens
+        if self._repeated is not None:
+            prompt = self._repeated.prompt(new_tokens, make.content())
+        elif self._opening is None:
+            prompt = ((make.content(), new_tokens),)
         else:
             opening, tokens = self._opening()
             prompt = (*opening, (make.content(), new_tokens))
-            prompt_tokens = tokens + new_tokens
+            prompt_tokens += tokens
         request = make.request(due_ps, prompt, prompt_tokens, output_tokens, client)
         return Arrival(due_ps, self._stream, number, 0, request, None)
 
@@ -213,28 +208,6 @@ class SyntheticSource:
         )
         talk.reply = request.reply
         return Arrival(due_ps, self._stream, talk.number, talk.turn, request, None)
-
-
-def _opening(
-    spec: SyntheticStream, make: Maker, chance: Chance
-) -> Callable[[], tuple[Prompt, int]] | None:
-    """A function that gives the beginning of the next prompt and its tokens; None if nothing is shared."""
-    system: Prompt = ()
-    if spec.sessions is not None and spec.sessions.system_prompt_tokens:
-        system = ((make.content(), spec.sessions.system_prompt_tokens),)
-    tokens = sum(length for _, length in system)
-    shared = spec.prefixes
-    if shared is None:
-        return (lambda: (system, tokens)) if system else None
-    texts = [(*system, (make.content(), shared.tokens)) for _ in range(shared.groups)]
-    bounds = list(accumulate((rank + 1) ** -shared.skew for rank in range(shared.groups)))
-    tokens += shared.tokens
-    random, last = chance("prefixes").random, shared.groups - 1
-
-    def draw() -> tuple[Prompt, int]:
-        return texts[min(bisect_right(bounds, random() * bounds[-1]), last)], tokens
-
-    return draw
 
 
 class MixedSource:
