@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from twin.errors import InputError
 from twin.workload.formats import azure, burstgpt, hashed, own, parquet
-from twin.workload.formats.files import count_lines, json_object, lines, open_bytes, split
+from twin.workload.formats.files import count_lines, first_bytes, json_object, lines, split
 from twin.workload.formats.rows import Fault, Format, MalformedError, Rows, TraceRow
 
 FORMATS: dict[str, Format] = {
@@ -42,13 +42,13 @@ def format_of(path: str, name: str | None = None) -> Detected:
     """
     if name is not None:
         return Detected(named(name), "as told")
-    with open_bytes(path) as file:
-        if file.peek(4)[:4] == b"PAR1":  # type: ignore[attr-defined]
-            return Detected(FORMATS["twin-parquet"], "by its first bytes")
+    if first_bytes(path, 4) == b"PAR1":
+        return Detected(FORMATS["twin-parquet"], "by its first bytes")
     objects: list[dict[str, Any]] = []
+    no_object = ""
     for item in islice(lines(path), LOOKED_AT):
         if isinstance(item, Fault):
-            if item.fatal:
+            if item.fatal or not objects:
                 raise InputError(f"{path} line {item.line}: {item.problem}")
             continue
         line, text = item
@@ -56,16 +56,14 @@ def format_of(path: str, name: str | None = None) -> Detected:
             try:
                 objects.append(json_object(text))
             except MalformedError as error:
-                first_problem = f"{path} line {line}: {error}"
-                continue
+                no_object = no_object or f"{path} line {line}: {error}"
         elif not objects:
             return Detected(_by_header(path, line, split(text)), "by its header")
     if objects:
         return Detected(_by_keys(path, objects), "by its keys")
-    if "first_problem" in locals():
-        raise InputError(first_problem)
     raise InputError(
-        f"{path}: the file is empty; a trace is CSV with a header, JSON lines or Parquet"
+        no_object
+        or f"{path}: the file is empty; a trace is CSV with a header, JSON lines or Parquet"
     )
 
 

@@ -37,10 +37,22 @@ def open_bytes(path: str) -> Iterator[IO[bytes]]:
         yield io.BufferedReader(gzip.GzipFile(fileobj=raw), 1 << 18) if packed else raw
 
 
+def first_bytes(path: str, count: int) -> bytes:
+    """The file's first bytes as they are. Raises InputError if it cannot be opened."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(count)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
 def count_lines(path: str) -> int:
     """Lines of a file, quickly, without looking at what they hold: a guess at how many rows are to come."""
     with open_bytes(path) as file:
-        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+        try:
+            return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+        except (EOFError, OSError, zlib.error):
+            return 0
 
 
 def lines(path: str) -> Iterator[tuple[int, str] | Fault]:

@@ -20,7 +20,7 @@ from twin.clock import PS
 from twin.workload.formats.files import Parse, present, read_jsonl, write_lines
 from twin.workload.formats.names import name_or_none
 from twin.workload.formats.rows import Format, MalformedError, Rows, TraceRow
-from twin.workload.formats.values import Clock, content_id, seconds_text, shown, tokens
+from twin.workload.formats.values import MAX_CONTENT, Clock, content_id, seconds_text, shown, tokens
 
 KEYS = ("timestamp", "input_length", "output_length")
 MILLISECOND = PS // 1000
@@ -70,7 +70,7 @@ def _segments(ids: Any, prompt_tokens: int, block: int) -> tuple[tuple[int, int]
             "format another?",
         )
     for value in ids:
-        if type(value) is not int or value < 0:
+        if type(value) is not int or not 0 <= value < MAX_CONTENT:
             content_id("hash_ids", value)
     if blocks * block > prompt_tokens:
         last = prompt_tokens - (blocks - 1) * block
