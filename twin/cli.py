@@ -119,17 +119,25 @@ def run(
 @app.command()
 def presets(
     as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
+    traffic: Annotated[
+        bool, typer.Option("--traffic", help="List traffic instead, each fit beside its trace.")
+    ] = False,
 ) -> None:
-    """List the policies that a scenario can name, with their numbers."""
+    """List the policies that a scenario can name, with their numbers; or the traffic."""
     with errors():
         import json
 
         from twin.report.presets import presets_as_data, render_presets
+        from twin.report.traffic_presets import render_traffic_presets, traffic_presets_as_data
+        from twin.scenario import traffic_presets
 
-        if as_json:
-            write(json.dumps(presets_as_data(), indent=2) + "\n")
+        color = wants_color()
+        if traffic:
+            known = traffic_presets()
+            data, text = traffic_presets_as_data(known), render_traffic_presets(known, color)
         else:
-            write(render_presets(color=wants_color()))
+            data, text = presets_as_data(), render_presets(color)
+        write(json.dumps(data, indent=2) + "\n" if as_json else text)
 
 
 def main() -> None:
