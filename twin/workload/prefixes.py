@@ -29,6 +29,8 @@ class KeyTable:
 
     def add(self, keys: Keys, values: Values) -> Values:
         """For each entry the largest value (> 0) that came before with its key, 0 if none did."""
+        if not len(keys):
+            return values
         order = np.argsort(keys, kind="stable")
         keys, values = keys[order], values[order]
         first = np.ones(len(keys), dtype=np.bool_)
