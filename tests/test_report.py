@@ -1,12 +1,15 @@
 """Tables: everything fits 80 columns, nothing is hidden, numbers read well."""
 
 import copy
+import dataclasses
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from twin.metrics.estimated_wait import wait_errors
 from twin.metrics.policy_statistics import COUNTS, MAXIMA, merge_policy_stats
+from twin.metrics.summary import LATENCIES
 from twin.report.json_summary import objectives_missed
 from twin.report.tables import WIDTH, count, duration, limit, render, share
 
@@ -22,8 +25,9 @@ def tier(offered=100, latency=0.2, **changes):
         "offered": offered, "completed": offered - 20, "refused": 3, "timed_out": 12,
         "aborted": 0, "unfinished": 5,
     }  # fmt: skip
-    latencies = {f"{name}_s": statistics(latency) for name in ("ttft", "tpot", "e2e", "queue")}
-    return counts | latencies | {"goodput_rps": 3.21, "attainment": 0.93} | changes
+    latencies = {f"{name}_s": statistics(latency) for name in LATENCIES}
+    samples = {"samples": dict.fromkeys(LATENCIES, 0 if latency is None else offered)}
+    return counts | latencies | samples | {"goodput_rps": 3.21, "attainment": 0.93} | changes
 
 
 def judged(limit_s, value_s, met, without=0):
@@ -65,6 +69,13 @@ SUMMARY = {
         }
         for i in range(9)
     ],
+    "verdict": "Slots bound the run: in 70 % of the time requests waited.",
+    "gpu_time": {"useful": 0.7, "recomputed": 0.01, "padded": 0.0, "wasted": 0.0, "idle": 0.29},
+    "preemptions": {"preempted": 9, "requests": 291, "most": 2},
+    "estimated_wait": {
+        "ONLINE": {"samples": 91, "mean_abs_s": 0.012, "wait_mean_s": 0.21},
+        "OFFLINE": dataclasses.asdict(wait_errors([])),
+    },
     "batching_wait_s": {},
     "policy_stats": {},
     "step_time": {"engine": "vLLM 0.19.0", "source": "op tables", "date": "2026-01-01"},
@@ -133,7 +144,25 @@ def test_objectives_say_what_was_judged_and_what_is_missing_from_it():
 
 def test_a_tier_without_samples_shows_dashes():
     latency = render(SUMMARY).split("Latency")[1]
-    assert line_of(latency.split("Goodput")[0], "OFFLINE").split()[1:] == ["-"] * 7
+    assert line_of(latency.split("Goodput")[0], "OFFLINE").split()[1:] == ["TTFT", "0", *"----"]
+
+
+def test_latencies_give_the_percentiles_first_the_mean_last_and_the_samples():
+    lines = render(SUMMARY).split("Latency")[1].split("Goodput")[0].splitlines()
+    assert lines[0].split() == ["of", "samples", "p50", "p90", "p99", "mean"]
+    assert [line.split("  ")[0].strip() or line.split()[0] for line in lines[2:7]] == [
+        "ONLINE", "queue", "prefill", "TPOT", "E2E",
+    ]  # fmt: skip
+    assert lines[2].split()[1:3] == ["TTFT", "100"]
+    assert " ".join(lines[2].split()[3:]) == "200 ms 400 ms 800 ms 200 ms"
+
+
+def test_engine_lines_say_what_the_time_was_for_and_who_gave_way():
+    text = " ".join(render(SUMMARY).split())
+    assert "useful 70.0 %, recomputed 1.0 %, padded 0 %, wasted 0 %, idle 29.0 %" in text
+    assert "9 of 291 requests, 12 times in all, at most 2 each; 345 tokens recomputed" in text
+    assert "estimated at arrival: ONLINE +-12.0 ms of 210 ms" in text
+    assert text.index("Slots bound the run") < text.index("Requests offered")
 
 
 def test_warnings_stand_once_each():

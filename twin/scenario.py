@@ -63,6 +63,8 @@ class Run:
     """Where the run is cut; None = when the last request has ended."""
     warmup_ps: int
     """Arrivals before this instant are left out of the statistics."""
+    sample_period_ps: int | None
+    """Of metrics over time; None = chosen from the length of the run."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,8 @@ def _run(run: schema.Run, origin: Origin) -> Run:
     warmup_ps = to_ps(run.warmup)
     if until_ps is not None and warmup_ps >= until_ps:
         origin.fail(("run", "warmup"), f"must be < run.until ({run.until:g}), got {run.warmup:g}")
-    return Run(run.seed, until_ps, warmup_ps)
+    sample_period_ps = None if run.sample_period is None else to_ps(run.sample_period)
+    return Run(run.seed, until_ps, warmup_ps, sample_period_ps)
 
 
 def _resolved(document: schema.Document, origin: Origin) -> dict[str, Any]:

@@ -66,6 +66,8 @@ class Run(Section):
     """The run is cut here, requests inside are `unfinished`; None = until the last one has ended."""
     warmup: Instant = 0.0
     """Arrivals before it are left out of the statistics."""
+    sample_period: Annotated[float, Field(ge=1e-3, le=10**9)] | None = None
+    """Metrics over time (`--out`, `--openmetrics`) are read this often; None = a few hundred times in a run."""
 
 
 class Document(Section):

@@ -1,5 +1,6 @@
 """Run a scenario: traffic, router and replicas on one clock. The only place that wires them together."""
 
+import math
 import signal
 import threading
 import time
@@ -13,16 +14,22 @@ import simpy
 from simpy.core import EmptySchedule
 from simpy.events import URGENT, Event
 
+from twin.capacity import traffic_warnings
 from twin.clock import to_seconds
 from twin.cluster.router import ROUTERS
 from twin.engine.replica import EngineStats, Replica, Stuck
 from twin.errors import InputError
+from twin.metrics.events import Event as Happening
+from twin.metrics.events import Listener
+from twin.metrics.gauges import Gauges
 from twin.metrics.records import RequestRecord
+from twin.metrics.timeseries import Sampler, TimeSeries
 from twin.scenario import Scenario, load_scenario
 from twin.scenario_build import PRIORITY_TIERS
 from twin.scheduling.decisions import Decision
 from twin.workload.request import Request
-from twin.workload.streams import Arrival, Traffic, open_streams
+from twin.workload.source import Arrival
+from twin.workload.streams import Traffic, open_streams
 
 __all__ = ["NoProgressError", "Progress", "Result", "load_scenario", "simulate"]
 
@@ -66,6 +73,10 @@ class Result:
     """Ctrl-C ended it; what was inside is `unfinished`."""
     decisions: dict[int, list[Decision]]
     """Watched requests: index -> what the policy decided about it; empty in the stock modes."""
+    series: TimeSeries | None
+    """Metrics over time, if the run was observed."""
+    log: tuple[Happening, ...]
+    """What happened to single requests, if the run was observed."""
 
 
 def simulate(
@@ -73,16 +84,18 @@ def simulate(
     progress: Progress | None = None,
     strict: bool = False,
     watch: Collection[int] = (),
+    observe: bool = False,
 ) -> Result:
     """The run of a scenario. The same scenario and seed give the same result, byte for byte (but for wall_s).
 
     Requests that cannot run (prompt_tokens >= max_model_len) are refused as vLLM's API does, or, if `strict`, end the
-    run with InputError. What the policy decides about the requests in `watch` (by index) is kept in `decisions`. Ctrl-C
-    ends the run early. Raises InputError for a trace that turns out to be malformed and
-    NoProgressError if requests are left that nothing can ever end.
+    run with InputError. What the policy decides about the requests in `watch` (by index) is kept in `decisions`; with
+    `observe`, metrics over time and events are kept too. Neither changes anything else. Ctrl-C ends the run early.
+    Raises InputError for a trace that turns out to be malformed and NoProgressError if requests are left that nothing
+    can ever end.
     """
     start = time.perf_counter()
-    run = _Run(scenario, strict, watch)
+    run = _Run(scenario, strict, watch, observe)
     with _ctrl_c() as pressed:
         interrupted = run.go(progress, pressed)
     return run.result(time.perf_counter() - start, interrupted)
@@ -91,7 +104,9 @@ def simulate(
 class _Run:
     """The state of one run."""
 
-    def __init__(self, scenario: Scenario, strict: bool, watch: Collection[int] = ()) -> None:
+    def __init__(
+        self, scenario: Scenario, strict: bool, watch: Collection[int], observe: bool
+    ) -> None:
         self._scenario = scenario
         self._strict = strict
         self._watch = tuple(watch)
@@ -105,7 +120,10 @@ class _Run:
         self._inflight_request_ps = 0
         self._inflight_since = 0
         self._events = 0
+        self._log: list[Happening] = []
+        self._listener: Listener | None = self._log.append if observe else None
         self._replicas = [self._replica(i) for i in range(scenario.cluster.replicas)]
+        self._sampler = self._make_sampler() if observe else None
         self._armed_ps: int | None = None
         self._arm()
 
@@ -119,11 +137,26 @@ class _Run:
             self._on_record,
             index,
             {tier: number for number, tier in enumerate(PRIORITY_TIERS)},
+            self._listener,
         )
         if replica.policy is not None:
             for request in self._watch:
                 replica.policy.watch(request)
         return replica
+
+    def _make_sampler(self) -> Sampler:
+        scenario = self._scenario
+        return Sampler(
+            self._gauges,
+            len(self._replicas),
+            scenario.tiers,
+            scenario.objectives,
+            scenario.run.warmup_ps,
+            scenario.run.sample_period_ps,
+        )
+
+    def _gauges(self, now_ps: int) -> tuple[Gauges, ...]:
+        return tuple(replica.gauges(now_ps) for replica in self._replicas)
 
     # --- requests in ----------------------------------------------------------------------
 
@@ -174,13 +207,25 @@ class _Run:
                 f"({limit}); raise max_model_len, or run without --strict to count such requests as refused"
             )
         self._places[request.index] = place
-        self._on_record(_refused(request))
+        record = _refused(request)
+        if self._listener is not None:
+            details = {
+                "reason": record.reason,
+                "prompt_tokens": request.prompt_tokens,
+                "place": place,
+            }
+            self._listener(
+                Happening(self._now_ps, "refusal", None, request.index, request.tier, details)
+            )
+        self._on_record(record)
 
     # --- requests out ---------------------------------------------------------------------
 
     def _on_record(self, record: RequestRecord) -> None:
         self._count(-1)
         self._records.append(record)
+        if self._sampler is not None:
+            self._sampler.record(record)
         if record.outcome != "unfinished":
             self._traffic.on_finish(record)
             self._arm()
@@ -208,7 +253,7 @@ class _Run:
         return bool(pressed)
 
     def _let_pass(self, progress: Progress | None, pressed: list[bool]) -> None:
-        env, until_ps = self._env, self._scenario.run.until_ps
+        env, until_ps, sampler = self._env, self._scenario.run.until_ps, self._sampler
         patience = PATIENCE_EVENTS + 2 * self._scenario.engine.max_model_len
         patience *= len(self._replicas)
         expected = self._traffic.expected() if progress is not None else None
@@ -216,6 +261,8 @@ class _Run:
         while not pressed:
             if until_ps is not None and env.peek() >= until_ps:
                 return
+            if sampler is not None and sampler.next_ps < env.peek() < math.inf:
+                sampler.catch_up(env.peek())
             env.step()
             self._events += 1
             if self._events % EVENTS_PER_LOOK:
@@ -246,8 +293,9 @@ class _Run:
             simulated_ps = max(ends, default=0)
         inside_ps = self._inflight * (simulated_ps - self._inflight_since)
         inflight_request_ps = self._inflight_request_ps + inside_ps
+        series = None if self._sampler is None else self._sampler.finish(simulated_ps)
         for replica in self._replicas:
-            replica.finish_run()
+            replica.finish_run(simulated_ps)
         records = sorted(self._records, key=lambda record: record.index)
         return Result(
             scenario=scenario,
@@ -255,13 +303,15 @@ class _Run:
             places=self._places,
             engines=tuple(replica.stats for replica in self._replicas),
             policies=tuple(r.policy.stats() for r in self._replicas if r.policy is not None),
-            warnings=scenario.warnings,
+            warnings=(*scenario.warnings, *traffic_warnings(scenario, self._traffic.load)),
             simulated_ps=simulated_ps,
             inflight_request_ps=inflight_request_ps,
             events=self._events,
             wall_s=wall_s,
             interrupted=interrupted,
             decisions={index: self._decisions(index) for index in self._watch},
+            series=series,
+            log=tuple(self._log),
         )
 
     def _decisions(self, index: int) -> list[Decision]:

@@ -8,7 +8,7 @@ The core owns blocks, tokens and the prefix cache. Order, holding, caps, deadlin
 there is one; without one the core does what an unmodified vLLM server does.
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from twin.engine.blocks import BlockPool
@@ -23,6 +23,7 @@ class Step:
     __slots__ = (
         "aborted",
         "admitted",
+        "again",
         "decode_context",
         "num_decodes",
         "num_sampled",
@@ -38,6 +39,8 @@ class Step:
     def __init__(self) -> None:
         self.scheduled: dict[EngineRequest, int] = {}
         """Request -> tokens it computes in this step."""
+        self.again: dict[EngineRequest, int] = {}
+        """Those of the scheduled tokens that were computed before a preemption already."""
         self.admitted: list[EngineRequest] = []
         """Requests that were waiting before."""
         self.preempted: list[EngineRequest] = []
@@ -98,6 +101,8 @@ class EngineCore:
         self.prefix_hit_tokens = 0
         self.num_preemptions = 0
         self.recomputed_tokens = 0
+        self.on_preempt: Callable[[EngineRequest], None] | None = None
+        """Told of each request that is about to lose its blocks."""
 
     # --- what the policy sees of us -------------------------------------------------------
 
@@ -339,6 +344,8 @@ class EngineCore:
 
     def _preempt(self, request: EngineRequest, now: float) -> None:
         """Throw away its KV and let it wait; it starts again from what the prefix cache still holds."""
+        if self.on_preempt is not None:
+            self.on_preempt(request)
         self.pool.release(request.blocks)
         request.blocks = []
         request.high_water = max(request.high_water, request.num_computed_tokens)
@@ -359,6 +366,7 @@ class EngineCore:
             if again > 0:
                 request.recomputed_tokens += again
                 self.recomputed_tokens += again
+                step.again[request] = again
             if num_new == 1 and computed >= request.num_prompt_tokens:
                 step.num_decodes += 1
                 step.decode_context += computed + 1

@@ -33,7 +33,7 @@ class Life:
         self.last_token_ps = 0
         self.itl_ps = array("q")
         self.estimated_wait_ps: int | None = None
-        self.queued_tokens = 0  # while it waits: what it must compute before its next token
+        self.queued_tokens = 0  # of its prompt, while it waits for its first start
         self.stalled_since_ps: int | None = None  # while it is preempted
         self.stall_ps = 0
         arrival, ttft, total = request.arrival_ps, request.ttft_timeout_ps, request.total_timeout_ps

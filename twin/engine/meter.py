@@ -90,7 +90,8 @@ class Meter:
         life.estimated_wait_ps = self._waits.estimate(
             request.tier, request.prompt_tokens, is_full, self.limit in QUEUEING, lag_ps, now_ps
         )
-        self._queue(life, request.prompt_tokens)
+        life.queued_tokens = request.prompt_tokens
+        self._waits.wait(request.tier, request.prompt_tokens)
         self._counts_work = self._counts_work or life.is_impatient
 
     def starts(self, life: Life, now_ps: int) -> None:
@@ -116,10 +117,6 @@ class Meter:
             left_s = to_seconds(finish_ps)
             self._tell(life, "timeout", now_ps, reason=reason, left_s=left_s)
 
-    def _queue(self, life: Life, tokens: int) -> None:
-        life.queued_tokens = tokens
-        self._waits.wait(life.request.tier, tokens)
-
     def _unqueue(self, life: Life) -> int:
         tokens = life.queued_tokens
         if tokens:
@@ -134,10 +131,12 @@ class Meter:
         core = self._core
         for request in step.admitted:
             life = self._lives[request.rid]
-            self._waits.start(life.request.tier, self._unqueue(life), now_ps)
-            self._tell_promotion(life, now_ps)
+            tokens = self._unqueue(life)
+            if tokens:  # for the first time
+                self._waits.start(life.request.tier, tokens, now_ps)
+                self._tell_promotion(life, now_ps)
         self.limit = self._limit_of(step)
-        self._waits.planned(self.limit in QUEUEING)
+        self._waits.planned(self.limit in QUEUEING, now_ps)
         victims: Sequence[Life] = ()
         if self._lost:
             victims = [self._lives[request.rid] for request, _ in self._lost]
@@ -241,7 +240,6 @@ class Meter:
     def _preempted(self, request: EngineRequest) -> None:
         """Called by the core while it plans, when `request` is about to lose its blocks."""
         core = self._core
-        self._queue(self._lives[request.rid], request.num_tokens)
         details: dict[str, Any] = {}
         if self._listener is not None:
             used, usable = core.pool.num_usable - core.pool.num_free, core.pool.num_usable
@@ -263,11 +261,7 @@ class Meter:
         self._lost.clear()
 
     def _tell_promotion(self, life: Life, now_ps: int) -> None:
-        if (
-            self._listener is None
-            or self._core.policy is None
-            or life.first_scheduled_ps is not None
-        ):
+        if self._listener is None or self._core.policy is None:
             return
         rank: int = self._core.policy.run_key(life.engine.job)[0]
         ranks = self._ranks.get(life.request.tier, rank) - rank

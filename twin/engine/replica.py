@@ -9,7 +9,7 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,11 @@ from twin.engine.blocks import BlockKeys
 from twin.engine.config import EngineConfig
 from twin.engine.core import EngineCore, Output, Step
 from twin.engine.life import Life
-from twin.engine.request import EngineRequest
+from twin.engine.meter import Meter
+from twin.engine.request import EngineRequest, Status
+from twin.metrics.engine_time import EngineTime
+from twin.metrics.events import Listener
+from twin.metrics.gauges import LENGTH_GROUPS, Gauges, length_group
 from twin.metrics.records import RequestRecord
 from twin.scheduling import Job, Policy, PolicyConfig
 from twin.step_time.model import StepTime
@@ -55,6 +59,14 @@ class EngineStats:
     """Usable blocks."""
     kv_tokens: int = 0
     """Usable token slots."""
+    prompt_tokens: int = 0
+    """Of requests that have a first token, as vLLM counts them."""
+    generation_tokens: int = 0
+    """Tokens generated, as vLLM counts them."""
+    decode_tokens: int = 0
+    """Tokens computed by requests with one new token at or after the end of their prompt."""
+    time: EngineTime = field(default_factory=EngineTime)
+    """What busy_ps was for."""
 
     @property
     def kv_usage_mean(self) -> float:
@@ -71,7 +83,7 @@ class Replica:
     """Serves the requests submitted to it; hands a record to `on_record` for each one that ends.
 
     `policy_config` None is vLLM without a policy of ours; `priorities` (tier -> number, smaller first) then says what
-    its `policy=priority` sorts by.
+    its `policy=priority` sorts by. `listener` is told of events.
     """
 
     def __init__(
@@ -83,6 +95,7 @@ class Replica:
         on_record: Callable[[RequestRecord], None],
         index: int = 0,
         priorities: Mapping[str, int] | None = None,
+        listener: Listener | None = None,
     ) -> None:
         self.index = index
         self._env = env
@@ -97,6 +110,9 @@ class Replica:
             else Policy(policy_config, config.max_model_len, self._true_output_tokens)
         )
         self._core = EngineCore(config, self.policy)
+        by_priority = policy_config is None and config.scheduling_policy == "priority"
+        ranks = self._priorities if by_priority else {}
+        self._meter = Meter(index, self._core, self._lives, ranks, listener)
         self._inbox: list[Request] = []
         self._leaving: list[tuple[int, int]] = []  # (instant, request) of clients' deadlines
         self._alarm: simpy.Event | None = None
@@ -134,7 +150,48 @@ class Replica:
         stats.recomputed_tokens = core.recomputed_tokens
         stats.prefix_hit_tokens = core.prefix_hit_tokens
         stats.prefix_query_tokens = core.prefix_query_tokens
+        stats.prompt_tokens = self._meter.prompt_tokens
+        stats.generation_tokens = self._meter.generation_tokens
+        stats.decode_tokens = self._meter.decode_tokens
+        stats.time = self._meter.time
         return stats
+
+    def gauges(self, now_ps: int) -> Gauges:
+        """The state at `now_ps`, which is not before the last event here and before the next one anywhere."""
+        core, stats = self._core, self.stats
+        size, usable = self._config.block_size, core.pool.num_usable
+        waiting: dict[str, int] = {}
+        running: dict[str, int] = {}
+        for life in self._lives.values():
+            by_tier = running if life.engine.status is Status.RUNNING else waiting
+            by_tier[life.request.tier] = by_tier.get(life.request.tier, 0) + 1
+        groups = [[0, 0, 0] for _ in LENGTH_GROUPS]
+        for request in core.running_requests:
+            group = groups[length_group(request.num_prompt_tokens)]
+            slots = len(request.blocks) * size
+            group[0] += 1
+            group[1] += slots
+            group[2] += slots - request.num_computed_tokens
+        held = {} if self.policy is None else self.policy.stats()["tiers"]
+        return Gauges(
+            waiting=waiting,
+            held={tier: counts["held"] for tier, counts in held.items()},
+            running=running,
+            kv_used=1 - core.pool.num_free / usable,
+            kv_wasted=sum(empty for _, _, empty in groups) / (usable * size),
+            kv_cached=core.pool.num_cached_free / usable,
+            kv_by_length=tuple((n, slots, empty) for n, slots, empty in groups),
+            steps=stats.steps,
+            busy_ps=stats.busy_ps - max(0, self._meter.step_end_ps - now_ps),
+            prefill_tokens=stats.scheduled_tokens - stats.decode_tokens,
+            decode_tokens=stats.decode_tokens,
+            prompt_tokens=stats.prompt_tokens,
+            generation_tokens=stats.generation_tokens,
+            preemptions=stats.preemptions,
+            recomputed_tokens=stats.recomputed_tokens,
+            prefix_query_tokens=stats.prefix_query_tokens,
+            prefix_hit_tokens=stats.prefix_hit_tokens,
+        )
 
     def submit(self, request: Request) -> None:
         """A request reaches the replica now. It must be able to run: prompt_tokens < max_model_len."""
@@ -172,6 +229,7 @@ class Replica:
                 if deadline_ps is not None:
                     heapq.heappush(self._leaving, (deadline_ps, request.index))
         self._lives[request.index] = life
+        self._meter.arrives(life, self._now_ps)
         self._inbox.append(request)
         self._wake_up()
 
@@ -181,6 +239,7 @@ class Replica:
         Clients that have left by then have timed out, though the engine may not have noticed yet.
         """
         end_ps = self._now_ps if end_ps is None else end_ps
+        self._take_back(self._meter.cut(end_ps))
         for life in list(self._lives.values()):
             left = life.left(end_ps)
             if left is None:
@@ -209,6 +268,7 @@ class Replica:
             self._take_in()
             while len(in_flight) < depth and core.has_requests():
                 step = core.schedule(to_seconds(self._now_ps))
+                self._meter.planned(step, self._now_ps)
                 for request, reason in step.aborted:
                     self._give_up(self._lives[request.rid], reason)
                 if step.scheduled:
@@ -222,10 +282,14 @@ class Replica:
                 duration_ps = self._begin(step)
                 yield env.timeout(duration_ps)
                 self._let_leave(self._now_ps - 1)  # a token in the very instant still counts
-                self._deliver(core.update(step, to_seconds(self._now_ps)))
+                outputs = core.update(step, to_seconds(self._now_ps))
+                self._meter.gave(outputs)
+                self._deliver(outputs)
                 continue
             instant = self._now_ps
+            self._meter.sleeps(instant)
             yield self._sleep()
+            self._meter.wakes(self._now_ps)
             idle_plans = idle_plans + 1 if self._now_ps == instant else 0
             if idle_plans > MAX_IDLE_PLANS:
                 raise Stuck(f"no progress at {to_seconds(instant)} s; {self.holders()}")
@@ -242,8 +306,8 @@ class Replica:
         now_ps, stats, core = self._now_ps, self._stats, self._core
         for request in step.admitted:
             life = self._lives.get(request.rid)
-            if life is not None and life.first_scheduled_ps is None:
-                life.first_scheduled_ps = now_ps
+            if life is not None:
+                self._meter.starts(life, now_ps)
         duration_ps = self._step_time.step_ps(
             step.num_tokens,
             step.num_seqs,
@@ -260,7 +324,17 @@ class Replica:
         stats.busy_ps += duration_ps
         stats.kv_used_block_ps += duration_ps * (core.pool.num_usable - core.pool.num_free)
         stats.kv_empty_token_ps += duration_ps * empty
+        padded = self._step_time.padded_tokens(step.num_tokens)
+        self._meter.begins(step, padded, duration_ps, now_ps)
         return duration_ps
+
+    def _take_back(self, beyond_ps: int) -> None:
+        """So much of the step that runs lies beyond the end of the run."""
+        core, stats, size = self._core, self._stats, self._config.block_size
+        empty = sum(len(r.blocks) * size - r.num_computed_tokens for r in core.running_requests)
+        stats.busy_ps -= beyond_ps
+        stats.kv_used_block_ps -= beyond_ps * (core.pool.num_usable - core.pool.num_free)
+        stats.kv_empty_token_ps -= beyond_ps * empty
 
     def _deliver(self, outputs: list[Output]) -> None:
         now_ps = self._now_ps
@@ -325,6 +399,7 @@ class Replica:
         self._write(life, finish_ps, "timed_out", reason)
 
     def _write(self, life: Life, finish_ps: int | None, outcome: str, reason: str) -> None:
+        self._meter.ends(life, finish_ps, outcome, reason, self._now_ps)
         del self._lives[life.request.index]
         self._on_record(life.record(self.index, finish_ps, outcome, reason))
 

@@ -5,7 +5,7 @@ size included. Shares are kept as token-picoseconds by the size of the step, in 
 depend on whether equal steps are counted one by one or together.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 LIMITS = ("slots", "tokens", "kv", "policy", "compute")
@@ -65,3 +65,28 @@ class EngineTime:
         useful = busy_ps - sum(spent.values())
         whole = {"useful": useful, **spent, "idle": total_time_ps - busy_ps}
         return {name: whole[name] for name in USES}
+
+
+@dataclass(frozen=True, slots=True)
+class TimeShares:
+    """Of several engines together, as shares of their whole time that add up to 1; empty for a run without time."""
+
+    uses: Mapping[str, float]
+    """By USES."""
+    limits: Mapping[str, float]
+    """By LIMITS, and `idle`: no request was there."""
+
+
+def time_shares(engines: Sequence[tuple[EngineTime, int]], total_time_ps: int) -> TimeShares:
+    """What engines, each with the picoseconds it was busy, did with `total_time_ps` each."""
+    whole_ps = len(engines) * total_time_ps
+    if not whole_ps:
+        return TimeShares({}, {})
+    each = [time.uses_ps(busy_ps, total_time_ps) for time, busy_ps in engines]
+    limits = {name: sum(time.limit_ps[name] for time, _ in engines) for name in LIMITS}
+    limits["policy"] += sum(time.held_ps for time, _ in engines)
+    limits["idle"] = whole_ps - sum(limits.values())
+    return TimeShares(
+        uses={name: sum(uses[name] for uses in each) / whole_ps for name in USES},
+        limits={name: ps / whole_ps for name, ps in limits.items()},
+    )

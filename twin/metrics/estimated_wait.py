@@ -1,37 +1,69 @@
-"""How long will a new request wait? What the twin can say at its arrival, without looking ahead.
+"""How long will a new request wait? What an engine can say at its arrival, without looking ahead, and how well it did.
 
     wait = max(hold, queue) + lag
     queue = (tokens ahead + its own) / rate    if somebody who could run waits, or there is no room; else 0
 
 `hold` is the longest the policy holds the tier for a batch, `lag` the time until the earliest step that a request
-arriving now could be in. Tokens ahead are those of waiting requests whose tier comes no later; `rate` is that of the
-tokens of the latest starts while somebody waited, those of tiers that come before it left out.
+arriving now could be in. Tokens ahead are those of the prompts of requests that have not started and whose tier comes
+no later; `rate` is that of the latest first starts of the tier and the later ones while somebody waited: what the
+tiers before it leave to it.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from twin.clock import PS
+from twin.metrics.percentiles import percentile
+from twin.metrics.records import RequestRecord
 
 WINDOW = 64
-"""Starts that the rate is taken from."""
+"""Starts that a rate is taken from."""
 
 ENOUGH = 8
-"""Starts from which a rate is remembered after the queue has emptied."""
+"""Starts from which on a rate is trusted, and remembered after the queue has emptied."""
+
+
+class _Starts:
+    """The latest starts of requests since the queue was last empty."""
+
+    __slots__ = ("_starts", "_tokens")
+
+    def __init__(self) -> None:
+        self._starts: deque[tuple[int, int]] = deque()  # (instant, tokens)
+        self._tokens = 0  # of all but the first
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def add(self, now_ps: int, tokens: int) -> None:
+        if self._starts:
+            self._tokens += tokens
+        self._starts.append((now_ps, tokens))
+        if len(self._starts) > WINDOW:
+            self._starts.popleft()
+            self._tokens -= self._starts[0][1]
+
+    def rate(self, now_ps: int) -> tuple[int, int]:
+        """(tokens, picoseconds they took)."""
+        return (self._tokens, now_ps - self._starts[0][0]) if self._starts else (0, 0)
 
 
 class WaitEstimate:
-    """What one engine knows about waiting. Tokens of a request are all it must compute before its next token."""
+    """What one engine knows about waiting. Tokens of a request are those of its prompt."""
 
     def __init__(self, ranks: Mapping[str, int], holds_ps: Mapping[str, int]) -> None:
         self._ranks = ranks
         self._last = max(ranks.values(), default=0)
         self._holds_ps = holds_ps
         self._waiting = [0] * (self._last + 1)  # tokens by rank
-        self._starts: deque[tuple[int, int, int]] = deque()  # (instant, rank, tokens)
-        self._started = [0] * (self._last + 1)  # tokens of all but the first of them, by rank
-        self._known: list[tuple[int, int]] = [(0, 0)] * (self._last + 1)  # (tokens, ps) by rank
+        self._starts = [_Starts() for _ in self._waiting]  # by rank, those of later ones included
+        self._known = [(0, 0)] * (self._last + 1)  # rate by rank, of the queue before this one
 
     def wait(self, tier: str, tokens: int) -> None:
-        """A request of `tier` with `tokens` to compute waits from now on."""
+        """A new request of `tier` waits from now on."""
         self._waiting[self._rank(tier)] += tokens
 
     def leave(self, tier: str, tokens: int) -> None:
@@ -39,32 +71,25 @@ class WaitEstimate:
         self._waiting[self._rank(tier)] -= tokens
 
     def start(self, tier: str, tokens: int, now_ps: int) -> None:
-        """A waiting request was admitted by the plan made at `now_ps`."""
-        rank, starts = self._rank(tier), self._starts
-        if starts:
-            self._started[rank] += tokens
-        starts.append((now_ps, rank, tokens))
-        if len(starts) > WINDOW:
-            starts.popleft()
-            _, rank, tokens = starts[0]
-            self._started[rank] -= tokens
+        """A new request was admitted by the plan made at `now_ps`."""
+        for rank in range(self._rank(tier) + 1):
+            self._starts[rank].add(now_ps, tokens)
 
-    def planned(self, somebody_waits: bool) -> None:
+    def planned(self, somebody_waits: bool, now_ps: int) -> None:
         """A plan was made, and whether it left somebody waiting who could run.
 
         Once the queue is empty, starts come as requests arrive and say nothing about what the engine can do.
         """
-        if not somebody_waits and self._starts:
-            if len(self._starts) >= ENOUGH:
-                last_ps = self._starts[-1][0]
-                self._known = [self._rate(rank, last_ps) for rank in range(self._last + 1)]
-            self._starts.clear()
-            self._started = [0] * (self._last + 1)
+        if not somebody_waits and self._starts[0]:
+            for rank, starts in enumerate(self._starts):
+                if len(starts) >= ENOUGH:
+                    self._known[rank] = starts.rate(now_ps)
+            self._starts = [_Starts() for _ in self._starts]
 
     def estimate(
         self, tier: str, tokens: int, is_full: bool, is_queueing: bool, lag_ps: int, now_ps: int
     ) -> int:
-        """Picoseconds from now to the start of the first step of a request of `tier` with `tokens` to compute.
+        """Picoseconds from now to the start of the first step of a new request of `tier`.
 
         `is_full`: it does not fit beside what runs. `is_queueing`: the last plan left somebody waiting who could run.
         """
@@ -72,18 +97,53 @@ class WaitEstimate:
         ahead = sum(self._waiting[: rank + 1])
         queue_ps = 0
         if is_full or (ahead and is_queueing):
-            started, span_ps = self._rate(rank, now_ps)
-            if len(self._starts) < ENOUGH or not started:
+            starts = self._starts[rank]
+            started, span_ps = starts.rate(now_ps)
+            if len(starts) < ENOUGH and self._known[rank][0]:
                 started, span_ps = self._known[rank]
             if started:
                 queue_ps = (ahead + tokens) * span_ps // started
         return max(self._holds_ps.get(tier, 0), queue_ps) + lag_ps
 
-    def _rate(self, rank: int, now_ps: int) -> tuple[int, int]:
-        """(tokens, picoseconds) of the starts after the first, of this rank and the later ones."""
-        if not self._starts:
-            return 0, 0
-        return sum(self._started[rank:]), now_ps - self._starts[0][0]
-
     def _rank(self, tier: str) -> int:
         return self._ranks.get(tier, self._last)
+
+
+@dataclass(frozen=True, slots=True)
+class WaitErrors:
+    """Estimated minus actual queue time of one group of requests, in seconds. None without a sample."""
+
+    samples: int
+    mean_abs_s: float | None
+    bias_s: float | None
+    """Mean error: above 0, requests were told to wait longer than they did."""
+    p10_s: float | None
+    p50_s: float | None
+    p90_s: float | None
+    """Percentiles of the error."""
+    wait_mean_s: float | None
+    """Mean of what was to be estimated."""
+
+
+def wait_errors(records: Iterable[RequestRecord]) -> WaitErrors:
+    """How far the estimates made at arrival were off, over the requests that were started."""
+    waits, errors = [], []
+    for record in records:
+        if record.estimated_wait_ps is not None and record.first_scheduled_ps is not None:
+            wait_ps = record.first_scheduled_ps - record.arrival_ps
+            waits.append(wait_ps)
+            errors.append(record.estimated_wait_ps - wait_ps)
+    n = len(errors)
+    if not n:
+        return WaitErrors(0, None, None, None, None, None, None)
+    found = np.array(errors, dtype=np.int64)
+    p10, p50, p90 = (percentile(found, q) for q in (10, 50, 90))
+    return WaitErrors(
+        samples=n,
+        mean_abs_s=sum(map(abs, errors)) / (n * PS),
+        bias_s=sum(errors) / (n * PS),
+        p10_s=p10,
+        p50_s=p50,
+        p90_s=p90,
+        wait_mean_s=sum(waits) / (n * PS),
+    )

@@ -130,19 +130,53 @@ def parse_objective(name: str) -> tuple[str, str]:
     return latency, stat
 
 
+Limits = Sequence[tuple[str, int]]
+"""(latency, picoseconds) pairs that each request of a tier is judged by."""
+
+
+def limits_of(objectives: Mapping[str, float]) -> Limits:
+    """The limits that objectives such as {"ttft_p99": 1.0} set to a single request."""
+    return tuple((parse_objective(name)[0], to_ps(limit)) for name, limit in objectives.items())
+
+
+def is_good(record: RequestRecord, limits: Limits) -> bool:
+    """Whether a request completed within every limit; a duration it does not have meets any."""
+    return record.outcome == "completed" and all(
+        _duration_ps(record, latency) <= limit_ps for latency, limit_ps in limits
+    )
+
+
+def _duration_ps(record: RequestRecord, latency: str) -> int:
+    """_NONE if it has no such duration; for itl its longest gap."""
+    match latency:
+        case "ttft":
+            return _between(record.arrival_ps, record.first_token_ps)
+        case "tpot":
+            return _mean_gap(record.itl_ps)
+        case "itl":
+            return max(record.itl_ps, default=_NONE)
+        case "e2e":
+            return _between(
+                record.arrival_ps, record.finish_ps if record.outcome == "completed" else None
+            )
+        case "queue":
+            return _between(record.arrival_ps, record.first_scheduled_ps)
+        case _:
+            return _between(record.first_scheduled_ps, record.first_token_ps)
+
+
 def _summarize(
     records: list[RequestRecord], objectives: Mapping[str, float], warmup_ps: int, end_ps: int
 ) -> TierSummary:
     measured = [record for record in records if record.arrival_ps >= warmup_ps]
     columns = _columns(measured)
     gaps = _gaps(measured)
-    latency = {name: stats(column[column != _NONE]) for name, column in columns.items()}
-    latency["itl"] = stats(gaps)
+    latency = {
+        name: stats(gaps if name == "itl" else column[column != _NONE])
+        for name, column in columns.items()
+    }
     completed = np.array([record.outcome == "completed" for record in measured], dtype=np.bool_)
 
-    # One number stands for all gaps of a request: none is above a limit if the longest is not.
-    longest = (max(record.itl_ps, default=_NONE) for record in measured)
-    columns["itl"] = np.fromiter(longest, dtype=np.int64, count=len(measured))
     met = completed.copy()
     for name, limit in objectives.items():
         met &= columns[parse_objective(name)[0]] <= to_ps(limit)
@@ -171,21 +205,13 @@ def _count(records: list[RequestRecord]) -> Counts:
 
 
 def _columns(records: list[RequestRecord]) -> dict[str, Durations]:
-    """Picoseconds by request, _NONE where it has no such duration."""
+    """Picoseconds by latency and request, _NONE where it has no such duration; for itl its longest gap."""
 
-    def column(values: Iterable[int]) -> Durations:
-        return np.fromiter(values, dtype=np.int64, count=len(records))
+    def column(latency: str) -> Durations:
+        durations = (_duration_ps(record, latency) for record in records)
+        return np.fromiter(durations, dtype=np.int64, count=len(records))
 
-    return {
-        "ttft": column(_between(r.arrival_ps, r.first_token_ps) for r in records),
-        "tpot": column(_mean_gap(r.itl_ps) for r in records),
-        "e2e": column(
-            _between(r.arrival_ps, r.finish_ps if r.outcome == "completed" else None)
-            for r in records
-        ),
-        "queue": column(_between(r.arrival_ps, r.first_scheduled_ps) for r in records),
-        "prefill": column(_between(r.first_scheduled_ps, r.first_token_ps) for r in records),
-    }
+    return {latency: column(latency) for latency in LATENCIES}
 
 
 def _between(start_ps: int | None, end_ps: int | None) -> int:

@@ -1,0 +1,171 @@
+"""Metrics over time: every engine's gauges and counters, read at a fixed period.
+
+Between two events of the simulation nothing changes, so a sample is taken when the next event lies behind its instant:
+no event is added and the run is the same with and without.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from twin.clock import PS, to_seconds
+from twin.metrics.gauges import LENGTH_GROUPS, Gauges
+from twin.metrics.records import RequestRecord
+from twin.metrics.summary import is_good, limits_of
+
+FIRST_PERIOD_PS = PS // 100
+"""The period a run begins with that does not name one."""
+
+FEWEST_INSTANTS, MOST_INSTANTS = 100, 500
+MOST_GAUGES = 500_000
+"""Gauges of all engines together that are kept at most, within the two numbers of instants (multiples of 10) above."""
+
+
+@dataclass(frozen=True)
+class TimeSeries:
+    """What was read, in the order of time."""
+
+    period_ps: int
+    times_ps: Sequence[int]
+    """Multiples of the period from 0 on, and the end of the run."""
+    gauges: Sequence[tuple[Gauges, ...]]
+    """By instant and replica."""
+    good: Sequence[Mapping[tuple[int, str], int]]
+    """By instant: (replica, tier) -> good requests up to then."""
+    tiers: tuple[str, ...]
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One for each instant and replica. Rates are means since the row before, None in the first one."""
+        for i, (at_ps, gauges) in enumerate(zip(self.times_ps, self.gauges, strict=True)):
+            since_ps = at_ps - self.times_ps[i - 1] if i else 0
+            for replica, now in enumerate(gauges):
+                before = self.gauges[i - 1][replica] if since_ps else None
+                yield self._row(i, at_ps, since_ps, replica, now, before)
+
+    def _row(
+        self, i: int, at_ps: int, since_ps: int, replica: int, now: Gauges, before: Gauges | None
+    ) -> dict[str, Any]:
+        row: dict[str, Any] = {"time_s": to_seconds(at_ps), "replica": replica}
+        for tier in self.tiers:
+            waiting = now.waiting.get(tier, 0)
+            # A policy whose one tier takes every request holds them as one.
+            held = now.held.get(tier, 0) if set(now.held) != {"*"} else None
+            row[f"held.{tier}"] = held
+            row[f"ready.{tier}"] = waiting - (held or 0)
+            row[f"running.{tier}"] = now.running.get(tier, 0)
+            good = self.good[i].get((replica, tier), 0)
+            good -= self.good[i - 1].get((replica, tier), 0) if i else 0
+            row[f"good_per_s.{tier}"] = good * PS / since_ps if since_ps else None
+        row |= {name: getattr(now, name) for name in ("kv_used", "kv_wasted", "kv_cached")}
+        for name, rate in RATES.items():
+            change = None if before is None else getattr(now, name) - getattr(before, name)
+            row[rate] = None if change is None else change * PS / since_ps
+        row["busy"] = None if before is None else (now.busy_ps - before.busy_ps) / since_ps
+        return row | {name: getattr(now, name) for name in COUNTERS}
+
+    def kv_by_length(self) -> dict[str, dict[str, float | None]]:
+        """Length group -> means over all instants and engines at which something of it ran.
+
+        `requests`: running at once, over all instants; `held_tokens`: token slots of a request; `empty_tokens`: those
+        of them without a computed token; `waste`: their share.
+        """
+        result: dict[str, dict[str, float | None]] = {}
+        readings = sum(len(gauges) for gauges in self.gauges)
+        for number, group in enumerate(LENGTH_GROUPS):
+            requests = held = empty = 0
+            for gauges in self.gauges:
+                for one in gauges:
+                    running, slots, unused = one.kv_by_length[number]
+                    requests, held, empty = requests + running, held + slots, empty + unused
+            result[group] = {
+                "requests": requests / readings if readings else None,
+                "held_tokens": held / requests if requests else None,
+                "empty_tokens": empty / requests if requests else None,
+                "waste": empty / held if held else None,
+            }
+        return result
+
+
+RATES = {
+    "prefill_tokens": "prefill_tokens_per_s",
+    "decode_tokens": "decode_tokens_per_s",
+    "preemptions": "preemptions_per_s",
+}
+"""Counter -> the name of its change per second."""
+
+COUNTERS = (
+    "steps", "prompt_tokens", "generation_tokens", "preemptions", "recomputed_tokens",
+    "prefix_query_tokens", "prefix_hit_tokens",
+)  # fmt: skip
+"""Counters of the engine, from the start of the run."""
+
+
+class Sampler:
+    """Reads all engines of a run each period.
+
+    Without a `period_ps` it starts with FIRST_PERIOD_PS and, when there are too many instants, leaves some out and goes
+    on with a period of 2 or 5 times as much, so that a run of any length ends with a few hundred at a round period.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[int], tuple[Gauges, ...]],
+        num_replicas: int,
+        tiers: Sequence[str],
+        objectives: Mapping[str, Mapping[str, float]],
+        warmup_ps: int,
+        period_ps: int | None,
+    ) -> None:
+        self._read = read
+        self._tiers = tuple(tiers)
+        self._limits = {tier: limits_of(named) for tier, named in objectives.items()}
+        self._warmup_ps = warmup_ps
+        self._period_ps = FIRST_PERIOD_PS if period_ps is None else period_ps
+        self._factor = 2
+        most = min(MOST_INSTANTS, max(FEWEST_INSTANTS, MOST_GAUGES // num_replicas // 10 * 10))
+        self._most = most if period_ps is None else None
+        self._times_ps: list[int] = []
+        self._gauges: list[tuple[Gauges, ...]] = []
+        self._good: list[dict[tuple[int, str], int]] = []
+        self._good_now: dict[tuple[int, str], int] = {}
+        self.next_ps = 0
+        """The instant of the next sample."""
+
+    def record(self, record: RequestRecord) -> None:
+        """A request has ended."""
+        if record.replica is not None and record.arrival_ps >= self._warmup_ps:
+            if is_good(record, self._limits.get(record.tier, ())):
+                key = (record.replica, record.tier)
+                self._good_now[key] = self._good_now.get(key, 0) + 1
+
+    def catch_up(self, next_event_ps: float) -> None:
+        """Take the samples that are due before the next event."""
+        while self.next_ps < next_event_ps:
+            self._take(self.next_ps)
+            self.next_ps += self._period_ps
+            if len(self._times_ps) == self._most:
+                self._thin_out()
+
+    def _take(self, at_ps: int) -> None:
+        self._times_ps.append(at_ps)
+        self._gauges.append(self._read(at_ps))
+        self._good.append(dict(self._good_now))
+
+    def _thin_out(self) -> None:
+        """Keep the instants that a longer period has in common with the present one."""
+        step, self._factor = self._factor, 7 - self._factor
+        self._period_ps *= step
+        self._times_ps = self._times_ps[::step]
+        self._gauges = self._gauges[::step]
+        self._good = self._good[::step]
+
+    def finish(self, end_ps: int) -> TimeSeries:
+        """The series, closed by a sample at the end of the run."""
+        self.catch_up(end_ps)
+        # A timer that found nothing to do may have come after the last request had left.
+        kept = bisect_left(self._times_ps, end_ps)
+        for values in (self._times_ps, self._gauges, self._good):
+            del values[kept:]
+        self._take(end_ps)
+        return TimeSeries(self._period_ps, self._times_ps, self._gauges, self._good, self._tiers)
