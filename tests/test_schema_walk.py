@@ -323,6 +323,10 @@ CASES = {
     FROM_TRACE + "requests": Case("traffic.0.requests=5", base=(TRACE,)),
     FROM_TRACE + "trace": Case("traffic.0.trace=other.csv", base=(TRACE,)),
     FROM_TRACE + "speedup": Case("traffic.0.speedup=2", base=(TRACE,)),
+    FROM_TRACE + "format": Case("traffic.0.format=sharegpt", base=("traffic=[{trace: hashed.jsonl}]",)),
+    FROM_TRACE + "window": Case("traffic.0.window=[0.2, 0.9]", base=(TRACE,)),
+    FROM_TRACE + "spread_ticks": Case("traffic.0.spread_ticks=0.05", base=(TRACE,)),
+    FROM_TRACE + "assumed_prefix_share": Case("traffic.0.assumed_prefix_share=0.5", base=(TRACE,)),
 }  # fmt: skip
 
 
@@ -338,6 +342,8 @@ def folder(tmp_path_factory):
     rows = [(f"2023-11-16 18:15:{46 + i // 10}.{i % 10}", 100 + 40 * i, 30) for i in range(12)]
     azure_csv(folder, rows)
     azure_csv(folder, rows[:6], "other.csv")
+    hashed = '{"timestamp": %d, "input_length": 1040, "output_length": 9, "hash_ids": [0, 1, 2]}\n'
+    (folder / "hashed.jsonl").write_text("".join(hashed % (900 * i) for i in range(6)))
     return folder
 
 
