@@ -1,6 +1,7 @@
 """Traces as traffic: which rows, when, whose, and what their prompts share."""
 
 from fractions import Fraction
+from itertools import islice
 from random import Random
 
 import pytest
@@ -8,14 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.runs import azure_csv, document, run, stream
+from tests.test_trace_check import TRACES
 from twin.clock import PS
 from twin.engine.blocks import BlockKeys
 from twin.errors import InputError
 from twin.report.json_summary import summarize
 from twin.report.tables import render
 from twin.scenario import load_scenario
+from twin.workload.check import Selection, check_trace
+from twin.workload.convert import convert
 from twin.workload.formats import own
-from twin.workload.formats.choose import count_rows, format_of
+from twin.workload.formats.choose import count_rows, format_of, read_trace
 from twin.workload.formats.rows import TraceRow
 from twin.workload.source import Clients
 from twin.workload.streams import Traffic, open_streams
@@ -287,6 +291,37 @@ def test_rows_are_read_once_they_are_needed(tmp_path):
     path = tmp_path / "trace.csv"
     path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,5,6\nbroken\n")
     assert len(list(rows_of(trace(str(path), requests=1)))) == 1
+
+
+LARGE = {
+    "max_num_seqs": 64, "max_num_batched_tokens": 8192, "max_model_len": 131_072,
+    "num_gpu_blocks_override": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_published_traces_are_converted_and_run(twin_data, tmp_path, name):
+    path = str(twin_data / "traces" / name)
+    sixty, copy = Selection(None, 60), str(tmp_path / "copy.parquet")
+    convert(path, copy, selection=sixty)
+    convert(copy, str(tmp_path / "back"), target_format=TRACES[name][0])
+    once, again = (
+        [r._replace(line=0) for r in islice(read_trace(p, format_of(p).format), 60)]
+        for p in (path, str(tmp_path / "back"))
+    )
+    assert once == again
+    results = [
+        run(document(engine=LARGE, traffic=[{"trace": p, "requests": 60, "speedup": 4}]))
+        for p in (path, copy)
+    ]
+    assert results[0].records == results[1].records
+    summary = summarize(results[0])
+    assert summary["totals"]["completed"] + summary["totals"]["refused"] == 60
+    attainable = check_trace(path, selection=sixty)[0]["prefixes"]
+    assert 0 <= summary["engine"]["prefix_hit_tokens"] <= attainable["hit_tokens"]
+    assert bool(summary["trace_prefixes"]) == (attainable["known"] == "no")
+    if attainable["hit_tokens"] > 10_000:
+        assert summary["engine"]["prefix_hit_tokens"] > attainable["hit_tokens"] / 2
 
 
 def test_the_azure_conversation_trace(twin_data):
