@@ -15,12 +15,14 @@ from typing import Annotated, Any
 
 import typer
 
+from twin.cli_prometheus import from_prometheus
 from twin.cli_trace import app as trace_app
 from twin.terminal import INTERRUPTED, MISSED, complain, errors, wants_color, write
 
 app = typer.Typer(
     name="twin", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
+trace_app.command("from-prometheus")(from_prometheus)
 app.add_typer(trace_app)
 
 

@@ -114,7 +114,8 @@ def load_scenario(
 ) -> Scenario:
     """The scenario in a YAML file, or in a mapping of the same form, with `key.key=value` overrides on top.
 
-    Paths inside are relative to the file (to the working directory for a mapping). `seed` replaces run.seed. Raises
+    `traffic:` may name a file with the streams. Paths inside a file are relative to it (to the working directory for a
+    mapping). `seed` replaces run.seed. Raises
     InputError for a file that cannot be read, for what is not allowed in it, and for a scenario that cannot run.
     """
     if isinstance(source, Mapping):
@@ -130,16 +131,37 @@ def load_scenario(
                 f"{source}: {found}; a scenario is a mapping with keys such as model: and traffic:"
             )
         origin = Origin(str(source), Path(source).parent, lines, {})
+    _include_traffic(written, origin)
     for override in overrides:
         if override.startswith("policy.") and isinstance(written.get("policy"), str):
             written["policy"] = {"preset": written["policy"]}
         origin.override(apply_override(written, override), f"--set {override}")
+        _include_traffic(written, origin)
     if seed is not None:
         origin.override(apply_override(written, f"run.seed={seed}"), f"--seed {seed}")
     document = check(written)
     if not isinstance(document, schema.Document):
         raise InputError("\n".join(origin.tell(*fault) for fault in document[:10]))
     return _build(document, origin)
+
+
+def _include_traffic(written: dict[str, Any], origin: Origin) -> None:
+    """Where `traffic:` names a file, put its streams there. Paths in it are relative to it."""
+    name = written.get("traffic")
+    if not isinstance(name, str):
+        return
+    path = origin.resolve(name, "traffic")
+    with origin.placed("traffic", named=True):
+        content, _ = parse(_read_text(path), str(path))
+    streams = content.get("traffic") if isinstance(content, dict) else content
+    if not isinstance(streams, list):
+        origin.fail(("traffic",), f"{path} holds no list of streams, nor a key traffic with one")
+    for stream in streams:
+        for key in ("trace", "lengths_from"):
+            if isinstance(stream, dict) and isinstance(stream.get(key), str):
+                stream[key] = str(path.parent / Path(stream[key]).expanduser())
+    written["traffic"] = streams
+    origin.override(("traffic",), str(path))
 
 
 def _build(document: schema.Document, origin: Origin) -> Scenario:
