@@ -29,7 +29,11 @@ class Server:
 
     def now(self) -> float:
         """The server's clock, Unix seconds."""
-        return float(self._ask("query", query="time()")["result"][1])
+        data = self._ask("query", query="time()")
+        try:
+            return float(data["result"][1])
+        except (KeyError, IndexError, TypeError, ValueError):
+            raise self._strange() from None
 
     def at(self, query: str, time_s: float) -> list[Any]:
         """The vector that a query has at an instant."""
@@ -44,9 +48,18 @@ class Server:
         )
 
     def _vector(self, data: Any) -> list[Any]:
-        if not isinstance(data.get("result"), list):
-            raise InputError(f"{self._url}: the answer to a query is not as Prometheus gives it")
+        """The series of an answer: each with labels and with one value or several."""
+        try:
+            for series in data["result"]:
+                dict(series["metric"])
+                for _, value in series["values"] if "values" in series else [series["value"]]:
+                    float(value)
+        except (KeyError, TypeError, ValueError):
+            raise self._strange() from None
         return list(data["result"])
+
+    def _strange(self) -> InputError:
+        return InputError(f"{self._url}: the answer to a query is not as Prometheus gives it")
 
     def _ask(self, path: str, **parameters: str) -> Any:
         address = f"{self._url}/api/v1/{path}"
