@@ -4,6 +4,7 @@ Sums of floats depend on the order of adding, so two ways to the same instant ma
 Engine and SimPy therefore count whole picoseconds; seconds appear only where people or policies read them.
 """
 
+import math
 from fractions import Fraction
 
 PS = 10**12
@@ -24,9 +25,15 @@ def to_seconds(ps: int) -> float:
 
 
 def ceil_ps(seconds: float) -> int:
-    """The first picosecond p for which `to_seconds(p) >= seconds` holds in real arithmetic.
+    """The first picosecond p for which `to_seconds(p) >= seconds`: when an instant handed out as a float has come.
 
-    Used for wake-up instants handed out by a policy as floats. Raises ValueError or OverflowError for NaN and infinities.
+    `to_seconds` rounds to the nearest float, so that is where p / PS passes the middle between `seconds` and the float
+    before it, not where it passes `seconds` itself. Raises ValueError or OverflowError for NaN and infinities.
     """
     n, d = seconds.as_integer_ratio()
-    return -(-n * PS // d)
+    p = -(-n * PS // d)
+    if to_seconds(p - 1) < seconds:
+        return p
+    middle = (Fraction(seconds) + Fraction(math.nextafter(seconds, -math.inf))) / 2
+    p = math.ceil(middle * PS)
+    return p if to_seconds(p) >= seconds else p + 1

@@ -25,6 +25,9 @@ class Step:
         "admitted",
         "again",
         "decode_context",
+        "duration_ps",
+        "is_whole",
+        "named_all",
         "num_decodes",
         "num_sampled",
         "num_seqs",
@@ -58,6 +61,12 @@ class Step:
         """Requests that get a token from this step."""
         self.prefill_pairs = 0
         """(query, key) pairs of attention in prefill chunks."""
+        self.is_whole = True
+        """Whether `scheduled` lists everything; a fast core leaves out what goes on as ever."""
+        self.named_all = True
+        """Whether it did when the step was planned, those that have ended since included."""
+        self.duration_ps = 0
+        """Filled in by who knows how long steps take."""
         self.num_decodes = 0
         self.decode_context = 0
         """Keys attended to by all decodes together."""
@@ -95,6 +104,9 @@ class EngineCore:
             self.waiting = self._policy_queue
         else:
             self.waiting = PriorityQueue() if self._by_priority else FcfsQueue()
+        self.held_blocks = 0
+        """Blocks of all running requests, a shared one counted for each."""
+        self._admissions = 0
         self._sorted = True  # running_requests is in run_key order
         self._limit = 0  # tokens one request may compute in the current step; 0 = no limit
         self.prefix_query_tokens = 0
@@ -159,6 +171,7 @@ class EngineCore:
     def _end(self, request: EngineRequest) -> None:
         request.status = Status.FINISHED
         self.pool.release(request.blocks)
+        self.held_blocks -= len(request.blocks)
         request.blocks = []
         del self.requests[request.rid]
 
@@ -310,6 +323,7 @@ class EngineCore:
     def _admit(self, request: EngineRequest, hit: list[int]) -> None:
         num_hit = len(hit) * self.config.block_size
         self.pool.touch(hit)
+        self.held_blocks += len(hit)
         request.blocks = hit
         request.num_hashed_blocks = len(hit)
         request.num_computed_tokens = num_hit
@@ -318,6 +332,8 @@ class EngineCore:
             self.prefix_query_tokens += request.num_tokens
             self.prefix_hit_tokens += num_hit
         request.status = Status.RUNNING
+        self._admissions += 1
+        request.run_number = self._admissions
         self.running_requests.append(request)
         self._sorted = False
 
@@ -329,6 +345,7 @@ class EngineCore:
         """Give `need` blocks; known tokens among the first `num_computed` become findable when they fill a block."""
         if need > 0:
             request.blocks += self.pool.take(need)
+            self.held_blocks += need
         self._publish(request, min(num_computed, request.num_tokens))
 
     def _publish(self, request: EngineRequest, num_tokens: int) -> None:
@@ -347,6 +364,7 @@ class EngineCore:
         if self.on_preempt is not None:
             self.on_preempt(request)
         self.pool.release(request.blocks)
+        self.held_blocks -= len(request.blocks)
         request.blocks = []
         request.high_water = max(request.high_water, request.num_computed_tokens)
         request.num_computed_tokens = 0

@@ -4,7 +4,7 @@ The replica tells the meter what happens, in the order of its loop; the meter de
 """
 
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from twin.clock import to_ps, to_seconds
@@ -170,7 +170,8 @@ class Meter:
         for life in plan.victims:
             life.stalled_since_ps = now_ps
         if self._counts_work:
-            plan.discarded = self._share_work(step, size, duration_ps)
+            known = 0 if step.named_all else plan.discarded
+            plan.discarded = known + self._share_work(step, size, duration_ps)
         self._step, self._size, self._step_ps = plan, size, duration_ps
         self.step_end_ps = now_ps + duration_ps
         self.decode_tokens += step.num_decodes
@@ -196,6 +197,17 @@ class Meter:
                 add(self._work_again.setdefault(request.rid, {}), size, again, duration_ps)
         return discarded
 
+    def repeated(
+        self, step: Step, steps: int, size: int, total_ps: int, last_ps: int, end_ps: int
+    ) -> None:
+        """As many more steps were planned and begun, all decodes like `step` and planned under the last plan's limit.
+
+        They take `total_ps` in all and the last one `last_ps`, until `end_ps`; each computes `size` tokens, padded.
+        """
+        self.time.ran(self.limit, step.num_tokens, size, total_ps)
+        self._step_ps, self.step_end_ps = last_ps, end_ps
+        self.decode_tokens += steps * step.num_decodes
+
     def gave(self, outputs: Sequence[Output]) -> None:
         """A step is over and gave these tokens."""
         self.generation_tokens += len(outputs)
@@ -203,10 +215,23 @@ class Meter:
             if output.is_first:
                 self.prompt_tokens += output.request.num_prompt_tokens
             if output.finish_reason is not None and not self._counts_work:
-                # One more token was planned before its end was known.
-                in_flight = output.request.num_in_flight_tokens
-                if in_flight and self._plans:
-                    self._plans[-1].discarded += in_flight
+                self.discard(output.request.num_in_flight_tokens)
+
+    def discard(self, tokens: int) -> None:
+        """So many tokens of the newest plan are of requests that have ended since: their end was not known."""
+        if tokens and self._plans:
+            self._plans[-1].discarded += tokens
+
+    @property
+    def counts_work(self) -> bool:
+        """Whether each request's share of the time is kept."""
+        return self._counts_work
+
+    def worked(self, request: EngineRequest, pieces: Iterable[tuple[int, int]]) -> None:
+        """`request` had one token in each of these steps: (tokens with padding, duration)."""
+        work = self._work.setdefault(request.rid, {})
+        for size, duration_ps in pieces:
+            add(work, size, 1, duration_ps)
 
     # --- no step --------------------------------------------------------------------------
 

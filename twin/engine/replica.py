@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import simpy
+from simpy.events import NORMAL, EventPriority
 
 from twin.clock import ceil_ps, to_seconds
 from twin.engine.blocks import BlockKeys
@@ -109,7 +110,7 @@ class Replica:
             if policy_config is None
             else Policy(policy_config, config.max_model_len, self._true_output_tokens)
         )
-        self._core = EngineCore(config, self.policy)
+        self._core = self._make_core()
         by_priority = policy_config is None and config.scheduling_policy == "priority"
         ranks = self._priorities if by_priority else {}
         self._meter = Meter(index, self._core, self._lives, ranks, listener)
@@ -118,7 +119,13 @@ class Replica:
         self._alarm: simpy.Event | None = None
         usable = config.num_gpu_blocks - 1
         self._stats = EngineStats(kv_blocks=usable, kv_tokens=usable * config.block_size)
-        env.process(self._run())
+        self._start()
+
+    def _make_core(self) -> EngineCore:
+        return EngineCore(self._config, self.policy)
+
+    def _start(self) -> None:
+        self._env.process(self._run())
 
     # --- what others see ------------------------------------------------------------------
 
@@ -260,7 +267,7 @@ class Replica:
     # --- the engine loop ------------------------------------------------------------------
 
     def _run(self) -> Generator[simpy.Event, Any, None]:
-        env, core = self._env, self._core
+        core = self._core
         depth = 2 if self._config.async_scheduling else 1
         in_flight: deque[Step] = deque()
         idle_plans = 0
@@ -279,8 +286,9 @@ class Replica:
             if in_flight:
                 idle_plans = 0
                 step = in_flight.popleft()
-                duration_ps = self._begin(step)
-                yield env.timeout(duration_ps)
+                step.duration_ps = self._duration(step)
+                self._begin(step)
+                yield self._after(step.duration_ps)
                 self._let_leave(self._now_ps - 1)  # a token in the very instant still counts
                 outputs = core.update(step, to_seconds(self._now_ps))
                 self._meter.gave(outputs)
@@ -301,14 +309,8 @@ class Replica:
         self._inbox.clear()
         self._let_leave(self._now_ps)
 
-    def _begin(self, step: Step) -> int:
-        """The step starts; returns its duration in picoseconds."""
-        now_ps, stats, core = self._now_ps, self._stats, self._core
-        for request in step.admitted:
-            life = self._lives.get(request.rid)
-            if life is not None:
-                self._meter.starts(life, now_ps)
-        duration_ps = self._step_time.step_ps(
+    def _duration(self, step: Step) -> int:
+        return self._step_time.step_ps(
             step.num_tokens,
             step.num_seqs,
             step.num_sampled,
@@ -316,17 +318,31 @@ class Replica:
             step.num_decodes,
             step.decode_context,
         )
-        size = self._config.block_size
+
+    def _begin(self, step: Step) -> None:
+        """The step starts."""
+        core, size = self._core, self._config.block_size
+        self._begin_admitted(step, self._now_ps)
         empty = sum(len(r.blocks) * size - r.num_computed_tokens for r in core.running_requests)
+        self._count(step, step.duration_ps, core.pool.num_usable - core.pool.num_free, empty)
+        padded = self._step_time.padded_tokens(step.num_tokens)
+        self._meter.begins(step, padded, step.duration_ps, self._now_ps)
+
+    def _begin_admitted(self, step: Step, now_ps: int) -> None:
+        for request in step.admitted:
+            life = self._lives.get(request.rid)
+            if life is not None:
+                self._meter.starts(life, now_ps)
+
+    def _count(self, step: Step, duration_ps: int, used_blocks: int, empty_slots: int) -> None:
+        """A step of `duration_ps` starts, with so many blocks in use and so many of their token slots empty."""
+        stats = self._stats
         stats.steps += 1
         stats.scheduled_tokens += step.num_tokens
         stats.padded_tokens += self._step_time.padded_tokens(step.num_tokens) - step.num_tokens
         stats.busy_ps += duration_ps
-        stats.kv_used_block_ps += duration_ps * (core.pool.num_usable - core.pool.num_free)
-        stats.kv_empty_token_ps += duration_ps * empty
-        padded = self._step_time.padded_tokens(step.num_tokens)
-        self._meter.begins(step, padded, duration_ps, now_ps)
-        return duration_ps
+        stats.kv_used_block_ps += duration_ps * used_blocks
+        stats.kv_empty_token_ps += duration_ps * empty_slots
 
     def _take_back(self, beyond_ps: int) -> None:
         """So much of the step that runs lies beyond the end of the run."""
@@ -342,11 +358,25 @@ class Replica:
             life = self._lives[output.request.rid]
             life.token(now_ps)
             if output.finish_reason is not None:
-                left = life.left(now_ps)
-                if left is None:
-                    self._write(life, now_ps, "completed", output.finish_reason)
-                else:
-                    self._write(life, left[0], "timed_out", left[1])
+                self._complete(life, output.finish_reason)
+
+    def _complete(self, life: Life, reason: str) -> None:
+        """The engine has produced its last token; whether that is in time is the client's to say."""
+        left = life.left(self._now_ps)
+        if left is None:
+            self._write(life, self._now_ps, "completed", reason)
+        else:
+            self._write(life, left[0], "timed_out", left[1])
+
+    def _after(self, delay_ps: int) -> simpy.Event:
+        """The event `delay_ps` from now. At one instant, replicas come in the order of their index."""
+        event = self._env.event()
+        event._ok, event._value = True, None
+        self._schedule(event, delay_ps)
+        return event
+
+    def _schedule(self, event: simpy.Event, delay_ps: int) -> None:
+        self._env.schedule(event, EventPriority(NORMAL + self.index), delay_ps)
 
     def _sleep(self) -> simpy.Event:
         """Until a request arrives, the policy may change its mind, or a client leaves."""
@@ -358,7 +388,7 @@ class Replica:
             if wake < math.inf:
                 wake_ps = min(wake_ps, ceil_ps(wake))
         if wake_ps < math.inf:
-            timer: simpy.Event = env.timeout(max(0, int(wake_ps) - self._now_ps))
+            timer = self._after(max(0, int(wake_ps) - self._now_ps))
             assert timer.callbacks is not None
             timer.callbacks.append(partial(self._ring, self._alarm))
         return self._alarm
@@ -375,7 +405,8 @@ class Replica:
     def _ring(self, alarm: simpy.Event, timer: simpy.Event | None = None) -> None:
         if alarm is self._alarm:
             self._alarm = None
-            alarm.succeed()
+            alarm._ok, alarm._value = True, None
+            self._schedule(alarm, 0)
 
     # --- clients --------------------------------------------------------------------------
 

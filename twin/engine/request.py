@@ -30,6 +30,7 @@ class EngineRequest:
         "end_plan",
         "first_plan",
         "high_water",
+        "is_member",
         "job",
         "join_plan",
         "keys",
@@ -50,6 +51,7 @@ class EngineRequest:
         "run_number",
         "seq",
         "status",
+        "work_plan",
     )
 
     def __init__(
@@ -86,9 +88,11 @@ class EngineRequest:
         self.recomputed_tokens = 0
         self.run_number = 0  # of its admission, counted over the engine
         # While it is one of `Decodes`, whose docstring says what these are; its counters above are then out of date.
-        self.base: int | None = None
+        self.is_member = False
+        self.base = 0
         self.join_plan = 0
         self.end_plan = 0
+        self.work_plan = 0  # the first plan in which it goes on as a member
         self.first_plan = 0  # the plan of the first token that its record does not have yet
         self.prefix_hit_tokens: int | None = None  # at first admission, if the cache was asked
 

@@ -33,6 +33,7 @@ class Entry:
         "undo",
         "waited",
         "waiting_since",
+        "was_capped",
     )
 
     def __init__(self, job: Job, tier: int, rank: int, expected: int) -> None:
@@ -53,4 +54,5 @@ class Entry:
         self.has_token = False
         self.blocked = False  # preempted in this step: not to be admitted in it
         self.ending = False  # its abort is planned, so it is in no queue any more
+        self.was_capped = False  # at the head of its queue while its tier was at a cap
         self.undo: tuple[float, float, float, bool] | None = None

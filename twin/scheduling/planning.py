@@ -21,6 +21,8 @@ class Room:
         self.blocks = 0
         self.alive = 0
         """Jobs that would run."""
+        self.taken = 0
+        """Waiting jobs that found room."""
 
     def allows(self, entry: Entry) -> bool:
         """Whether the caps of its tier let the job run."""
@@ -49,6 +51,7 @@ class Room:
         self.slots -= 1
         self.blocks -= blocks
         self.alive += 1
+        self.taken += 1
 
     def _count(self, entry: Entry, jobs: int) -> None:
         self._jobs[entry.tier] += jobs

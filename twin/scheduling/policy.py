@@ -64,9 +64,12 @@ class Policy:
         self._planned: set[Hashable] = set()
         self._submitted = 0
         self._step = 0
+        self.is_settled = True
+        """Whether the last begin_step planned no preemption for a reason that lasts while running jobs only grow: no
+        job below a waiting one runs, or all of them together did not suffice for the first one."""
         self._head: Entry | None = None
         self._head_known = False
-        self._capped: set[int] = set()  # tiers a cap stopped in this step
+        self._capped: list[Entry] = []  # first jobs of tiers that a cap stops, known with the head
         self._statistics = [TierStatistics() for _ in tiers]
         self._log = DecisionLog()
 
@@ -184,7 +187,6 @@ class Policy:
     def begin_step(self, now: float, host: Host) -> Plan:
         """A step begins at `now`: who is aborted, who is preempted. Also releases and promotes what is due."""
         self._step += 1
-        self._capped = set()
         self._planned = set()
         self._fair.begin_step()
         for entry in self._returned:
@@ -202,10 +204,19 @@ class Policy:
 
     def head(self, now: float) -> Job | None:
         """The job to admit next, None if there is none; the same until something changes."""
+        has_head = self.may_admit()
+        for entry in self._capped:
+            if not entry.was_capped:
+                entry.was_capped = True
+                self._statistics[entry.tier].cap_stops += 1
+        return self._head.job if has_head and self._head is not None else None
+
+    def may_admit(self) -> bool:
+        """Whether `head` would name a job; asking leaves no trace in the statistics."""
         if not self._head_known:
             self._head = self._find_head()
             self._head_known = True
-        return None if self._head is None else self._head.job
+        return self._head is not None
 
     def next_wake(self, now: float) -> float:
         """The earliest instant from `now` on at which begin_step or head may answer differently, without new calls.
@@ -344,6 +355,7 @@ class Policy:
 
     def _find_head(self) -> Entry | None:
         stopped: set[int] = set()
+        self._capped = []
         for queues in self._ready:
             best: tuple[tuple[Any, ...], Entry] | None = None
             for tier, queue in enumerate(queues):
@@ -352,13 +364,11 @@ class Policy:
                 pair = queue.first()
                 if not self._room.allows(pair[1]):
                     stopped.add(tier)
+                    self._capped.append(pair[1])
                 elif best is None or pair[0] < best[0]:
                     best = pair
             if best is not None:
                 break
-        for tier in stopped - self._capped:
-            self._capped.add(tier)
-            self._statistics[tier].cap_stops += 1
         return best[1] if best else None
 
     def _in_head_order(self, stopped: Container[int] = ()) -> Iterator[Entry]:
@@ -457,6 +467,7 @@ class Policy:
 
     def _plan_preemptions(self, now: float, host: Host, abort: list[tuple[Job, str]]) -> list[Job]:
         best = next((rank for rank, queues in enumerate(self._ready) if any(queues)), None)
+        self.is_settled = True
         if best is None or not any(self._preemptible[best + 1 :]):
             return []
         room = Room(self.config.tiers, [*self._running_jobs], [*self._running_tokens])
@@ -475,6 +486,7 @@ class Policy:
         stopped: set[int] = set()
         waiting = self._in_head_order(stopped)
         chosen = choose_victims(waiting, victims_below, room, host, stopped)
+        self.is_settled = not room.taken
         for entry in chosen:
             self._planned.add(entry.job.rid)
             self._statistics[entry.tier].lost_tokens += host.tokens_of(entry.job)[0]

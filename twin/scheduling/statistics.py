@@ -30,7 +30,7 @@ class TierStatistics:
         self.lost_tokens = 0
         """Computed tokens thrown away by planned preemptions."""
         self.cap_stops = 0
-        """Steps in which a cap kept a ready job of the tier from running."""
+        """Jobs that a cap of the tier kept from running when it was their turn."""
         self.estimates = 0
         self.estimate_error_tokens = 0
         """Sum of expected minus actual output of finished jobs."""

@@ -1,0 +1,93 @@
+"""The running requests that compute one token in every step, none of them touched until something happens to it.
+
+Plans are numbered. A member that joined after plan j has computed `base + n` tokens after plan n >= j, so contexts are
+a sum that grows by the number of members, ends are plan numbers known at joining, and the plans in which a member
+needs another block are those of one residue modulo the block size.
+"""
+
+import heapq
+
+from twin.engine.request import EngineRequest
+
+
+class Decodes:
+    """Members, and what all of them together need in plan n."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self.members: dict[EngineRequest, None] = {}
+        self.ends: dict[int, list[EngineRequest]] = {}
+        """Plan -> members, resting ones included, that get their last token from it."""
+        self._end_heap: list[int] = []
+        self.takers: list[list[EngineRequest]] = [[] for _ in range(block_size)]
+        """Plan modulo block size -> members that need a block in it."""
+        self._sum_base = 0
+        self._resting_computed = 0
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def join(self, request: EngineRequest, plan: int, end: int) -> None:
+        """`request` computes one token in each plan after `plan`; its last token comes from plan `end`."""
+        request.is_member = True
+        request.base = request.num_computed_tokens - plan
+        request.join_plan = plan
+        request.end_plan = end
+        self.members[request] = None
+        if end in self.ends:
+            self.ends[end].append(request)
+        else:
+            self.ends[end] = [request]
+            heapq.heappush(self._end_heap, end)
+        self.takers[self._residue(request)].append(request)
+        self._sum_base += request.base
+
+    def rest(self, request: EngineRequest) -> None:
+        """`request` computes no more tokens but still holds its slot and blocks: its last token is on its way."""
+        del self.members[request]
+        self.takers[self._residue(request)].remove(request)
+        self._sum_base -= request.base
+        self._resting_computed += request.base + request.end_plan
+
+    def leave(self, request: EngineRequest) -> None:
+        """`request` is none of ours any more."""
+        if request in self.members:
+            self.rest(request)
+        self._resting_computed -= request.base + request.end_plan
+        ending = self.ends[request.end_plan]
+        ending.remove(request)
+        if not ending:
+            del self.ends[request.end_plan]
+
+    def context(self, plan: int) -> int:
+        """Keys attended to by all members together in plan `plan`."""
+        return self._sum_base + plan * len(self.members)
+
+    def computed(self, plan: int) -> int:
+        """Tokens that all members, resting ones included, have computed after plan `plan`."""
+        return self._sum_base + plan * len(self.members) + self._resting_computed
+
+    def everybody(self) -> list[EngineRequest]:
+        """Members and resting ones."""
+        return [request for ending in self.ends.values() for request in ending]
+
+    def first_end(self) -> int | None:
+        """The earliest plan from which anybody gets the last token."""
+        heap = self._end_heap
+        while heap and heap[0] not in self.ends:
+            heapq.heappop(heap)
+        return heap[0] if heap else None
+
+    def plans_within(self, plan: int, plans: int, free_blocks: int) -> int:
+        """How many of the `plans` plans from `plan` on find the blocks they need among `free_blocks`."""
+        size = self._block_size
+        if len(self.members) * -(-plans // size) <= free_blocks:
+            return plans
+        for k in range(plans):
+            free_blocks -= len(self.takers[(plan + k) % size])
+            if free_blocks < 0:
+                return k
+        return plans
+
+    def _residue(self, request: EngineRequest) -> int:
+        return (1 - request.base) % self._block_size

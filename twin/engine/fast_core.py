@@ -1,0 +1,432 @@
+"""The step rule again, so that a step costs what changes in it.
+
+Running requests that compute one token a step are kept as `Decodes`: a plan in which they all go on takes no work per
+request. Whatever is not that simple (a preemption, tokens that do not suffice for all, results in flight for a
+preempted request) is left to `EngineCore`, the reference: the members' counters are written out, and the plain rule
+goes on until everything that runs is simple again.
+
+Plans with work are numbered from 1. `planned` is the last one made, `known` the last one whose results are in.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from twin.engine.config import EngineConfig
+from twin.engine.core import EngineCore, Output, Step
+from twin.engine.decodes import Decodes
+from twin.engine.request import EngineRequest, Status
+
+
+class FastCore(EngineCore):
+    """An `EngineCore` that knows when its next plans are alike."""
+
+    def __init__(self, config: EngineConfig, policy: Any = None) -> None:
+        super().__init__(config, policy)
+        self.decodes = Decodes(config.block_size)
+        self.in_flight: deque[Step] = deque()
+        """Steps planned whose results are not in, oldest first."""
+        self.planned = 0
+        self.known = 0
+        self.is_fast = True
+        self.budget_left = 0
+        """Tokens the last plan could have computed beside those it does."""
+        self._partial: list[EngineRequest] = []  # running, known tokens not computed to their end
+        self._stale: set[EngineRequest] = set()  # preempted with results in flight
+        self._firsts: list[
+            tuple[int, EngineRequest]
+        ] = []  # (plan, request) of first tokens to come
+        self.on_detach: Callable[[EngineRequest, bool], None] = lambda request, has_ended: None
+        """Told of a member before it leaves `decodes`, while its plans still say what it did, and whether it ends."""
+
+    # --- what the policy sees of us -------------------------------------------------------
+
+    def tokens_of(self, job: Any) -> tuple[int, int]:
+        """(computed tokens, known output tokens) of `job`."""
+        self.write_out(self.requests[job.rid])
+        return super().tokens_of(job)
+
+    def abort(self, request: EngineRequest, now: float, reason: str) -> None:
+        """End a request from outside."""
+        self.write_out(request)
+        self._detach(request, has_ended=True)
+        if request in self._partial:
+            self._partial.remove(request)
+        super().abort(request, now, reason)
+
+    # --- schedule -------------------------------------------------------------------------
+
+    def schedule(self, now: float) -> Step:
+        """Plan the next step at the instant `now` (seconds)."""
+        step = Step()
+        victims = self._begin_step(step, now)
+        self._limit = self._chunk_limit()
+        if not self.is_fast:
+            self._try_fast()
+        if self.is_fast and (victims or not self._all_fit()):
+            self._leave_fast()
+        if self.is_fast:
+            self._schedule_fast(step, now)
+        else:
+            self._schedule(step, victims, now)
+        if step.num_tokens:
+            self.planned += 1
+            step.is_whole = step.named_all = not self.is_fast
+            self.in_flight.append(step)
+        return step
+
+    def _all_fit(self) -> bool:
+        """Whether tokens and blocks suffice for every running request, so that their order says nothing."""
+        plan, decodes = self.planned + 1, self.decodes
+        tokens = len(decodes)
+        blocks = len(decodes.takers[plan % self.config.block_size])
+        for request in self._partial:
+            num_new = self._chunk(request)
+            tokens += num_new
+            blocks += self._blocks_missing(request, request.num_computed_tokens + num_new)
+        return tokens <= self.config.token_budget and blocks <= self.pool.num_free
+
+    def _chunk(self, request: EngineRequest) -> int:
+        num_new = request.num_tokens - request.num_computed_tokens
+        return self._limit if 0 < self._limit < num_new else num_new
+
+    def _schedule_fast(self, step: Step, now: float) -> None:
+        """Everybody that runs goes on; then admit as ever."""
+        plan, decodes = self.planned + 1, self.decodes
+        self._rest(plan)
+        self._take_blocks(plan, step)
+        budget = self.config.token_budget - len(decodes) - sum(step.scheduled.values())
+        self._schedule_waiting(step, now, budget)
+        self._account(step)
+        self._add_decodes(step, plan)
+        self.budget_left = self.config.token_budget - step.num_tokens
+        for request in step.scheduled:
+            if request in step.sampled:
+                self._join(request, plan)
+            else:
+                self._partial.append(request)
+
+    def _rest(self, plan: int) -> None:
+        """With async scheduling, who is sure to get the last token allowed from the step in flight is not planned."""
+        if self.config.async_scheduling:
+            for request in self.decodes.ends.get(plan - 1, ()):
+                if request in self.decodes.members and _ends_by_length(request):
+                    self.decodes.rest(request)
+
+    def _take_blocks(self, plan: int, step: Step | None) -> None:
+        """What running requests need in `plan`, in running order: blocks, and with a `step` the chunks of prompts.
+
+        A full block becomes findable in the plan that computes its last token, with async scheduling one plan later.
+        """
+        size, pool, is_async = self.config.block_size, self.pool, self.config.async_scheduling
+        work = self.decodes.takers[plan % size]
+        if pool.caching and not is_async and size > 1:
+            work = work + self.decodes.takers[(plan + 1) % size]
+        if step is not None and self._partial:
+            work = work + self._partial
+            self._partial = []
+        if len(work) > 1:
+            work = sorted(work, key=self._order)
+        for request in work:
+            if not request.is_member:
+                assert step is not None
+                num_new = self._chunk(request)
+                num_computed = request.num_computed_tokens + num_new
+                need = self._blocks_missing(request, num_computed)
+                self._allocate(request, need, num_computed)
+                step.scheduled[request] = num_new
+                continue
+            before = request.base + plan - 1
+            if before % size == 0:
+                request.blocks += pool.take(1)
+                self.held_blocks += 1
+            self._publish(request, before if is_async else before + 1)
+
+    def _order(self, request: EngineRequest) -> Any:
+        """Place in the running list."""
+        if self.policy is None:
+            return request.run_number
+        return self.policy.run_key(request.job)
+
+    def _add_decodes(self, step: Step, plan: int) -> None:
+        number = len(self.decodes)
+        step.num_tokens += number
+        step.num_seqs += number
+        step.num_sampled += number
+        step.num_decodes += number
+        step.decode_context += self.decodes.context(plan)
+
+    def _join(self, request: EngineRequest, plan: int) -> None:
+        if request.num_tokens == request.num_prompt_tokens:
+            self._firsts.append((plan, request))
+        request.first_plan = plan
+        self._add_member(request, plan)
+
+    def _add_member(self, request: EngineRequest, plan: int) -> None:
+        limit = request.max_tokens
+        if request.output_tokens is not None:
+            limit = min(limit, request.output_tokens)
+        # The result of plan k is output number base + k - num_prompt_tokens + 1.
+        base = request.num_computed_tokens - plan
+        request.work_plan = plan + 1
+        self.decodes.join(request, plan, limit + request.num_prompt_tokens - 1 - base)
+
+    # --- plans like the last one ----------------------------------------------------------
+
+    def regular_plans(self) -> int:
+        """How many plans after the last one are sure to be the same decodes again, whatever the time.
+
+        The last of them may leave out members that get their last token from the step before (async scheduling).
+        """
+        decodes, waiting, config = self.decodes, self.waiting, self.config
+        if not self.is_fast or self._partial or not len(decodes):
+            return 0
+        first_end = decodes.first_end()
+        assert first_end is not None
+        plans = first_end - self.known - 1
+        if plans <= 0:
+            return 0
+        if self.policy.may_admit() if self.policy is not None else waiting:
+            if not self._stays_blocked():
+                return 0
+            if config.async_scheduling and self.planned + plans > first_end:
+                plans -= 1  # the plan that leaves somebody out has tokens to spare
+        elif (
+            config.async_scheduling
+            and self.planned + plans > first_end
+            and self._all_rest(first_end)
+        ):
+            plans -= 1  # the plan that leaves everybody out is none
+        return decodes.plans_within(self.planned + 1, plans, self.pool.num_free)
+
+    def _all_rest(self, plan: int) -> bool:
+        """Whether the plan after `plan` has no member left."""
+        ending = self.decodes.ends[plan]
+        return len(ending) == len(self.decodes) and all(map(_ends_by_length, ending))
+
+    def _stays_blocked(self) -> bool:
+        """Whether nothing of what waits can be admitted while the same decodes go on."""
+        last = self.in_flight[-1]
+        if self.policy is not None and (last.admitted or not self.policy.is_settled):
+            return False  # the policy may plan a preemption now
+        if len(self.running_requests) >= self.config.active_limit:
+            return True
+        if len(self.decodes) >= self.config.token_budget:
+            return True
+        if self.budget_left <= 0 or not self.config.enable_chunked_prefill:
+            return False
+        return not (self.pool.caching and self._may_hit_more(self.waiting.peek()))
+
+    def _may_hit_more(self, request: EngineRequest) -> bool:
+        """Whether a running request may yet publish the first block that `request` misses."""
+        assert request.keys is not None
+        found = len(self._find_prefix(request))
+        if found == (request.num_tokens - 1) // self.config.block_size:
+            return False
+        missing = request.keys.upto(found + 1)[found]
+        return any(
+            member.num_hashed_blocks <= found and member.keys.upto(found + 1)[found] == missing
+            for member in self.decodes.members
+            if member.keys is not None
+        )
+
+    def make_regular(self, plans: int) -> list[tuple[int, int]]:
+        """Make `plans` plans of the kind that `regular_plans` promised, as many steps being over meanwhile.
+
+        Returns (which of them, counted from 1, blocks it took) for those that took any. `known` and the results are
+        left to the caller.
+        """
+        taken = []
+        if plans and len(self.decodes) < self.config.token_budget:
+            bool(self.waiting)  # each of the plans looks; the policy counts whom a cap stops
+        first, size, takers = self.planned + 1, self.config.block_size, self.decodes.takers
+        publishes_apart = self.pool.caching and not self.config.async_scheduling
+        for plan in range(first, first + plans):
+            if plan == first + plans - 1:
+                self._rest(plan)
+            blocks = len(takers[plan % size])
+            if blocks:
+                taken.append((plan - first + 1, blocks))
+                self._take_blocks(plan, None)
+            elif publishes_apart and takers[(plan + 1) % size]:
+                self._take_blocks(plan, None)
+        self.planned += plans
+        depth = len(self.in_flight)
+        for _ in range(min(plans, depth)):
+            self.drop_oldest()
+        while len(self.in_flight) < depth:
+            step = Step()
+            step.is_whole = step.named_all = False
+            self.in_flight.append(step)
+        if plans:
+            self._add_decodes(step, self.planned)
+        return taken
+
+    def drop_oldest(self) -> Step:
+        """The oldest step in flight is over; what it gave to members is told by plan numbers."""
+        step = self.in_flight.popleft()
+        for request, num_new in step.scheduled.items():
+            request.num_in_flight_tokens -= num_new
+        return step
+
+    def empty_slots(self) -> int:
+        """Token slots that running requests hold but have not computed a token for."""
+        if not self.is_fast:
+            size = self.config.block_size
+            return sum(len(r.blocks) * size - r.num_computed_tokens for r in self.running_requests)
+        partial = sum(request.num_computed_tokens for request in self._partial)
+        computed = self.decodes.computed(self.planned) + partial
+        return self.held_blocks * self.config.block_size - computed
+
+    # --- update ---------------------------------------------------------------------------
+
+    def has_first_tokens(self) -> bool:
+        """Whether first tokens are to come from plans already made."""
+        return bool(self._firsts)
+
+    def first_tokens(
+        self, upto: int, end_of: Callable[[int], float]
+    ) -> list[tuple[EngineRequest, int]]:
+        """First tokens of the plans up to `upto`, told to the policy: (request, plan).
+
+        `end_of` gives the instant (seconds) at which a plan was over.
+        """
+        came = []
+        while self._firsts and self._firsts[0][0] <= upto:
+            plan, request = self._firsts.pop(0)
+            if request.status is Status.FINISHED:
+                continue
+            if self.policy is not None:
+                self.policy.first_token(request.job, end_of(plan))
+            came.append((request, plan))
+        return came
+
+    def finish(self, plan: int, admitted: list[EngineRequest], now: float) -> list[Output]:
+        """End the members that got their last token from `plan`, in the order of its schedule.
+
+        `admitted` are those that `plan` admitted: they came last in it.
+        """
+        ending = self.decodes.ends.get(plan)
+        if ending is None:
+            return []
+        if len(ending) > 1:
+            new = {request: i for i, request in enumerate(admitted)}
+            ending = sorted(ending, key=lambda r: (1, new[r]) if r in new else (0, self._order(r)))
+        outputs = []
+        for request in list(ending):
+            self._publish(request, request.base + plan)
+            self.write_out(request)
+            self._detach(request, has_ended=True)
+            self.running_requests.remove(request)
+            self._end(request)
+            if self.policy is not None:
+                self.policy.gone(request.job, now, "finished", request.num_output_tokens)
+            outputs.append(
+                Output(request, request.num_output_tokens == 1, self._stop_reason(request))
+            )
+        return outputs
+
+    def update(self, step: Step, now: float) -> list[Output]:
+        """Take in the results of a whole step."""
+        outputs = super().update(step, now)
+        if self._stale:
+            self._stale = {r for r in self._stale if r.num_stale_output_tokens > 0}
+        return outputs
+
+    # --- between the two ways of keeping books --------------------------------------------
+
+    def write_out(self, request: EngineRequest) -> None:
+        """Bring the counters of a member up to date, but for its tokens in flight."""
+        if not request.is_member:
+            return
+        made = self.last_plan(request)
+        known = max(self.known, request.join_plan - 1)
+        request.num_computed_tokens = request.base + made
+        request.num_tokens = request.base + known + 1
+        request.num_output_placeholders = made - known if self.config.async_scheduling else 0
+
+    def last_plan(self, request: EngineRequest) -> int:
+        """The last plan that a member takes part in, of those made."""
+        return self.planned if request in self.decodes.members else request.end_plan
+
+    def _detach(self, request: EngineRequest, has_ended: bool) -> None:
+        if request.is_member:
+            self.on_detach(request, has_ended)
+            self.decodes.leave(request)
+            request.is_member = False
+
+    def _leave_fast(self) -> None:
+        """Write out all members and go on by the plain rule."""
+        members = [r for r in self.running_requests if r.is_member]
+        for i, step in enumerate(self.in_flight):
+            self._make_whole(step, self.planned - len(self.in_flight) + 1 + i)
+        for request in members:
+            self.write_out(request)
+            request.num_in_flight_tokens = sum(s.scheduled.get(request, 0) for s in self.in_flight)
+            self._detach(request, has_ended=False)
+        self._partial = []
+        self._firsts = []
+        self.is_fast = False
+
+    def _make_whole(self, step: Step, plan: int) -> None:
+        """List all that `step` computes in its order: those that ran before, then those it admitted."""
+        elders = [r for r in self.running_requests if r not in step.admitted]
+        elders.sort(key=self._order)
+        scheduled: dict[EngineRequest, int] = {}
+        for request in [*elders, *step.admitted]:
+            if request in step.scheduled:
+                scheduled[request] = step.scheduled[request]
+            elif request.is_member and request.join_plan <= plan:
+                if request in self.decodes.members or request.end_plan >= plan:
+                    scheduled[request] = 1
+                    step.sampled.add(request)
+        ended = {r: n for r, n in step.scheduled.items() if r not in scheduled}
+        step.scheduled = scheduled | ended
+        step.is_whole = True
+
+    def _try_fast(self) -> None:
+        """Keep books the fast way again if all that runs is simple: decodes, or prompts not computed to their end."""
+        if self._stale or len(self.in_flight) > 1:
+            return
+        step = self.in_flight[0] if self.in_flight else None
+        decodes: list[EngineRequest] = []  # with a result in flight
+        ready: list[EngineRequest] = []  # decodes from the next plan on
+        partial: list[EngineRequest] = []
+        for request in self.running_requests:
+            missing = request.num_tokens - request.num_computed_tokens
+            if step is not None and request in step.sampled:
+                if missing or request.num_output_placeholders != 1:
+                    return
+                decodes.append(request)
+            elif request.num_output_placeholders or (
+                step is not None and request not in step.scheduled
+            ):
+                return
+            elif missing == 1 and request.num_computed_tokens >= request.num_prompt_tokens:
+                ready.append(request)
+            else:
+                partial.append(request)
+        if len(decodes) + len(ready) + sum(map(self._chunk, partial)) > self.config.token_budget:
+            return
+        for request in decodes:
+            if request.num_tokens == request.num_prompt_tokens:
+                self._firsts.append((self.planned, request))
+            request.first_plan = self.planned
+            self._add_member(request, self.planned)
+        for request in ready:
+            request.first_plan = self.planned + 1
+            self._add_member(request, self.planned)
+            request.join_plan = self.planned + 1
+        self._partial = partial
+        if step is not None:
+            step.is_whole = False
+        self.is_fast = True
+
+    def _preempt(self, request: EngineRequest, now: float) -> None:
+        super()._preempt(request, now)
+        if request.num_stale_output_tokens:
+            self._stale.add(request)
+
+
+def _ends_by_length(request: EngineRequest) -> bool:
+    return request.output_tokens is None or request.max_tokens <= request.output_tokens
