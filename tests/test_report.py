@@ -48,6 +48,7 @@ SUMMARY = {
     "warmup_s": 0.0,
     "interrupted": False,
     "oracle": False,
+    "traffic": [{"stream": 0, "load": "open", "arrivals": "poisson, 6/s", "offered": 40, "offered_rps": 6.1}],
     "client_timeouts": [],
     "trace_prefixes": [],
     "totals": {

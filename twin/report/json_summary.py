@@ -15,6 +15,7 @@ from twin.metrics.estimated_wait import wait_errors
 from twin.metrics.policy_statistics import merge_policy_stats
 from twin.metrics.preemptions import count_preemptions
 from twin.metrics.summary import LATENCIES, TierSummary, summarize_tiers, total_counts
+from twin.report.traffic import traffic
 from twin.report.verdict import verdict
 from twin.simulation import Result
 from twin.workload.trace import TraceStream
@@ -57,6 +58,7 @@ def summarize(result: Result) -> dict[str, Any]:
         "policy_fingerprint": scenario.policy_fingerprint,
         "oracle": scenario.policy is not None and scenario.policy.estimator == "oracle",
         "batching_wait_s": _batching_waits(result),
+        "traffic": traffic(result),
         "client_timeouts": list(_client_timeouts(result)),
         "trace_prefixes": list(_trace_prefixes(result)),
         "seed": scenario.run.seed,

@@ -134,6 +134,7 @@ def _header(summary: Mapping[str, Any]) -> list[RenderableType]:
             f"seed {summary['seed']}, simulated {duration(summary['simulated_s'])}"
         ),
     ]
+    lines += [paragraph(line) for line in _traffic(summary["traffic"])]
     lines.append(paragraph(summary["verdict"], "bold"))
     if summary["warmup_s"]:
         lines.append(
@@ -149,6 +150,17 @@ def _header(summary: Mapping[str, Any]) -> list[RenderableType]:
     for timeouts in summary["client_timeouts"]:
         lines.append(paragraph(_timeouts(timeouts)))
     return lines
+
+
+def _traffic(streams: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What kind of load it was, a line a stream."""
+    lines = [
+        f"{stream['load']} loop: {stream['arrivals']}"
+        for stream in streams[: LISTED if len(streams) > LISTED + 1 else None]
+    ]
+    return lines + (
+        [f"and {len(streams) - len(lines)} more streams"] if len(lines) < len(streams) else []
+    )
 
 
 def _timeouts(timeouts: Mapping[str, Any]) -> str:

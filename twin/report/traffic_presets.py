@@ -31,7 +31,9 @@ def traffic_presets_as_data(presets: Mapping[str, Preset]) -> dict[str, Any]:
 
 def render_traffic_presets(presets: Mapping[str, Preset], color: bool = False) -> str:
     """All traffic presets as text: figures, then sources and notes."""
-    made = table("Traffic", "rate/s", "CV", "prompt\np50", "p90", "p99", "output\np50", "p90", "p99")
+    made = table(
+        "Traffic", "rate/s", "CV", "prompt\np50", "p90", "p99", "output\np50", "p90", "p99"
+    )
     made.columns[0].max_width, made.columns[0].min_width = None, max(map(len, presets))
     for preset in presets.values():
         made.add_row(Text(preset.name, "bold", no_wrap=True), *_figures(preset.trace))
