@@ -76,6 +76,16 @@ def test_the_estimate_is_learned_by_tier_from_finished_jobs_only() -> None:
     assert expected("b", "ONLINE") == 256
 
 
+@pytest.mark.parametrize("estimator", ["declared", "quantile", "oracle"])
+def test_at_least_one_token_is_expected(estimator: str) -> None:
+    config = policy_config({"preset": "fcfs", "estimator": estimator})
+    policy = Policy(config, MAX_MODEL_LEN, truth=lambda rid: 0)
+    for rid, (prompt, limit) in enumerate([(MAX_MODEL_LEN, 50), (10, 0), (10, 10)]):
+        job = Job(rid, 0.0, prompt, limit)
+        policy.submit(job, 0.0)
+        assert policy.expected_output(job) >= 1
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("estimator", ["declared", "quantile"])
 def test_the_truth_is_not_looked_at(preset: str, estimator: str) -> None:
@@ -243,6 +253,20 @@ def test_fill_does_not_wait_for_a_batch_that_cannot_fill() -> None:
     pair.now = 2.0
     pair.submit("*", "a", 1, 1)
     assert pair.policy.next_wake(pair.now) == 2.0, "two more would come at 4.0"
+
+
+def test_fill_takes_the_rate_of_the_last_sixteen_arrivals() -> None:
+    pair = pair_of({**BATCH, "batch_size": 99, "batch_tokens": None, "adaptive": "fill"})
+    pair.submit("*", "a", 1, 1)
+    pair.now = 50.0
+    for _ in range(15):
+        pair.now += 1 / 1024
+        pair.submit("*", "a", 1, 1)
+        assert pair.policy.next_wake(pair.now) == pair.now, "the long gap is among them"
+        pair.step(0.0)
+    pair.now += 1 / 1024
+    pair.submit("*", "a", 1, 1)
+    assert pair.policy.next_wake(pair.now) == pair.now + 1.0
 
 
 GROUPS = {
@@ -427,6 +451,18 @@ def test_an_abort_makes_room_before_anyone_is_preempted() -> None:
     plan = pair.step(1.0)
     assert (len(plan.abort), plan.preempt) == (1, [])
     assert states(pair) == ["running", None, "running"]
+
+
+def test_after_an_abort_the_last_victim_leaves_no_one_to_reserve_for() -> None:
+    pair = pair_of({"name": "A"}, {"name": "B"}, blocks=4)
+    pair.submit("B", "a", 2 * BLOCK_SIZE, 1, total=1.0)
+    pair.submit("B", "a", 2 * BLOCK_SIZE, 1)
+    pair.step(0.0)
+    pair.host.watermark_blocks = 1
+    pair.submit("A", "a", 4 * BLOCK_SIZE, 1)
+    plan = pair.step(1.0)
+    assert (len(plan.abort), len(plan.preempt)) == (1, 1)
+    assert states(pair) == [None, "ready", "running"]
 
 
 # --- ageing -------------------------------------------------------------------------------
