@@ -224,6 +224,7 @@ CASES = {
     "run.seed": Case("run.seed=2"),
     "run.until": Case("run.until=1.5"),
     "run.warmup": Case("run.warmup=1.5", "summary"),
+    "run.engine_mode": Case("run.engine_mode=stepped", "summary"),
     "run.sample_period": Case("run.sample_period=0.5", "series"),
     SYNTHETIC + "tier": Case("traffic.0.tier=BATCH"),
     SYNTHETIC + "tiers": Case(MIXED),

@@ -3,7 +3,7 @@
 These models mirror the file and nothing else; `twin.scenario` turns them into the plain objects that the rest uses.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -68,6 +68,8 @@ class Run(Section):
     """Arrivals before it are left out of the statistics."""
     sample_period: Annotated[float, Field(ge=1e-3, le=10**9)] | None = None
     """Metrics over time (`--out`, `--openmetrics`) are read this often; None = a few hundred times in a run."""
+    engine_mode: Literal["fast", "stepped"] = "fast"
+    """fast visits only the steps at which something happens, stepped visits all: the same result, as a check."""
 
 
 class Document(Section):

@@ -17,6 +17,7 @@ from simpy.events import URGENT, Event
 from twin.capacity import traffic_warnings
 from twin.clock import to_seconds
 from twin.cluster.router import ROUTERS
+from twin.engine.fast_replica import FastReplica
 from twin.engine.replica import EngineStats, Replica, Stuck
 from twin.errors import InputError
 from twin.metrics.events import Event as Happening
@@ -129,7 +130,9 @@ class _Run:
 
     def _replica(self, index: int) -> Replica:
         scenario = self._scenario
-        replica = Replica(
+        # A decision log has a line for every step in which something was decided.
+        is_stepped = bool(self._watch) or scenario.run.engine_mode == "stepped"
+        replica = (Replica if is_stepped else FastReplica)(
             self._env,
             scenario.engine,
             scenario.step_time,
