@@ -211,6 +211,10 @@ class Pair:
     def in_state(self, *states: str) -> list[Hashable]:
         return [rid for rid in self.alive() if self.policy.state_of(rid) in states]
 
+    def states(self) -> list[str | None]:
+        """Of all jobs ever submitted, in that order."""
+        return [self.policy.state_of(rid) for rid in self.jobs]
+
     def preempted_alive(self) -> list[Hashable]:
         """Preempted in this step and not gone since."""
         return [rid for rid in self.alive() if rid in self.preempted]
@@ -324,3 +328,9 @@ class Pair:
             heads.append(job.rid)
             policy.start(job, now)
         return plan, states, heads
+
+
+def pair_of(*tiers: dict[str, Any], slots: int = 99, blocks: int = 999, **policy: Any) -> Pair:
+    """A policy of these tiers on an engine with these limits."""
+    config = PolicyConfig.from_dict({"tiers": list(tiers), **policy})
+    return Pair(config, FakeHost(slots, blocks))

@@ -1,14 +1,7 @@
 """The log of decisions about a request that somebody asks about: what happened to it, when, and why."""
 
-from typing import Any
-
-from tests.scheduling.pair import BLOCK_SIZE, FakeHost, Pair
-from twin.scheduling import Job, Policy, PolicyConfig, policy_config
-
-
-def pair_of(*tiers: dict[str, Any], slots: int = 9, blocks: int = 99) -> Pair:
-    config = PolicyConfig.from_dict({"tiers": list(tiers), "estimator": "declared"})
-    return Pair(config, FakeHost(slots, blocks))
+from tests.scheduling.pair import BLOCK_SIZE, Pair, pair_of
+from twin.scheduling import Job, Policy, policy_config
 
 
 def watched(pair: Pair, tier: str = "*", prompt_tokens: int = 10, **times: float) -> Job:

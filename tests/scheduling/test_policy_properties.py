@@ -12,21 +12,12 @@ from hypothesis import strategies as st
 
 from tests.parity.twin_host import TwinHost
 from tests.parity.workload import Workload, policy_workload
-from tests.scheduling.pair import BLOCK_SIZE, MAX_MODEL_LEN, FakeHost, Pair
+from tests.scheduling.pair import BLOCK_SIZE, MAX_MODEL_LEN, FakeHost, Pair, pair_of
 from tests.scheduling.test_policy_machine import long_run
 from twin.engine.core import EngineCore
-from twin.scheduling import PRESETS, Job, Policy, PolicyConfig, policy_config
+from twin.scheduling import PRESETS, Job, Policy, policy_config
 
 UNDECLARED = MAX_MODEL_LEN
-
-
-def pair_of(*tiers: dict[str, Any], slots: int = 99, blocks: int = 999, **policy: Any) -> Pair:
-    config = PolicyConfig.from_dict({"tiers": list(tiers), **policy})
-    return Pair(config, FakeHost(slots, blocks))
-
-
-def states(pair: Pair) -> list[str | None]:
-    return [pair.policy.state_of(rid) for rid in pair.jobs]
 
 
 # --- what the policy knows ----------------------------------------------------------------
@@ -175,148 +166,6 @@ def test_no_decision_knows_the_future(preset: str) -> None:
     assert changed > 20
 
 
-# --- holds --------------------------------------------------------------------------------
-
-BATCH = {"name": "*", "batch_size": 3, "batch_tokens": 1000, "max_wait": 1.0, "adaptive": "none"}
-
-
-def test_a_full_batch_goes_at_once() -> None:
-    pair = pair_of(BATCH, estimator="declared")
-    for _ in range(4):
-        pair.submit("*", "a", 100, 1)
-    assert pair.policy.next_wake(0.0) == 0.0
-    pair.step(0.0)
-    assert states(pair) == ["running"] * 3 + ["held"]
-    assert pair.policy.next_wake(0.0) == 1.0
-
-
-def test_further_batches_that_are_due_go_in_the_same_step() -> None:
-    pair = pair_of(BATCH, estimator="declared")
-    for _ in range(7):
-        pair.submit("*", "a", 100, 1)
-    pair.step(0.0)
-    assert states(pair) == ["running"] * 6 + ["held"]
-
-
-def test_a_release_stops_at_the_token_limit() -> None:
-    pair = pair_of(BATCH, estimator="declared")
-    for prompt in (399, 499, 599):
-        pair.submit("*", "a", prompt, 1)
-    pair.step(0.0)
-    assert states(pair) == ["running", "running", "held"]
-
-
-def test_a_job_above_the_token_limit_goes_alone() -> None:
-    pair = pair_of(BATCH, estimator="declared")
-    pair.submit("*", "a", 1999, 1)
-    pair.submit("*", "a", 10, 1)
-    pair.step(0.0)
-    assert states(pair) == ["running", "held"]
-
-
-def test_a_lone_job_goes_when_it_has_waited() -> None:
-    pair = pair_of(BATCH)
-    pair.submit("*", "a", 10, 1, late=0.25)
-    assert pair.policy.next_wake(0.0) == 0.75
-    pair.step(math.nextafter(0.75, 0.0))
-    assert states(pair) == ["held"]
-    pair.step(0.75 - pair.now)
-    assert states(pair) == ["running"]
-
-
-def test_tokens_alone_are_no_limit_by_number() -> None:
-    pair = pair_of({**BATCH, "batch_size": 1}, estimator="declared")
-    for _ in range(9):
-        pair.submit("*", "a", 100, 1)
-    pair.step(0.0)
-    assert states(pair) == ["held"] * 9
-    pair.submit("*", "a", 90, 1)
-    pair.step(0.0)
-    assert states(pair) == ["running"] * 10
-
-
-def test_pressure_shortens_the_wait_by_up_to_half() -> None:
-    pair = pair_of({**BATCH, "batch_size": 99, "batch_tokens": None, "adaptive": "pressure"})
-    for waiting in range(1, 15):
-        pair.submit("*", "a", 1, 1)
-        assert pair.policy.next_wake(0.0) == 1.0 - 0.5 * min(waiting / 10, 1.0)
-
-
-def test_fill_does_not_wait_for_a_batch_that_cannot_fill() -> None:
-    pair = pair_of({**BATCH, "adaptive": "fill"})
-    pair.submit("*", "a", 1, 1)
-    assert pair.policy.next_wake(pair.now) == 1.0, "the rate is not known yet"
-    pair.now = 0.25
-    pair.submit("*", "a", 1, 1)
-    assert pair.policy.next_wake(pair.now) == 1.0, "the third would come at 0.5"
-    pair.step(0.75)
-    pair.now = 2.0
-    pair.submit("*", "a", 1, 1)
-    assert pair.policy.next_wake(pair.now) == 2.0, "two more would come at 4.0"
-
-
-def test_fill_takes_the_rate_of_the_last_sixteen_arrivals() -> None:
-    pair = pair_of({**BATCH, "batch_size": 99, "batch_tokens": None, "adaptive": "fill"})
-    pair.submit("*", "a", 1, 1)
-    pair.now = 50.0
-    for _ in range(15):
-        pair.now += 1 / 1024
-        pair.submit("*", "a", 1, 1)
-        assert pair.policy.next_wake(pair.now) == pair.now, "the long gap is among them"
-        pair.step(0.0)
-    pair.now += 1 / 1024
-    pair.submit("*", "a", 1, 1)
-    assert pair.policy.next_wake(pair.now) == pair.now + 1.0
-
-
-GROUPS = {
-    "name": "*",
-    "groups": [[256, 16], [1024, 8], [4096, 4], [8192, 2]],
-    "max_wait": 1.0,
-}
-
-
-def test_a_full_group_goes_at_once() -> None:
-    pair = pair_of(GROUPS, estimator="declared")
-    for prompt in (100, 5000, 100, 9000 % MAX_MODEL_LEN, 5000):
-        pair.submit("*", "a", prompt, 1)
-    pair.step(0.0)
-    assert states(pair) == ["held", "running", "held", "held", "running"]
-
-
-@pytest.mark.parametrize(
-    ("short", "medium", "mix", "released"),
-    [(3, 4, 12, 6), (1, 7, 12, 5), (10, 7, 12, 12), (2, 2, 2, 2), (1, 1, 12, 2)],
-)
-def test_the_two_shortest_groups_mix(short: int, medium: int, mix: int, released: int) -> None:
-    """min(both together, mix) // 2 of each."""
-    pair = pair_of({**GROUPS, "mix": mix}, estimator="declared")
-    for prompt, count in ((100, short), (500, medium)):
-        for _ in range(count):
-            pair.now += 1 / 64
-            pair.submit("*", "a", prompt, 1)
-    pair.step(1.0 + 1 / 64 - pair.now)
-    assert states(pair).count("running") == released
-
-
-def test_a_late_job_of_a_longer_group_goes_alone() -> None:
-    pair = pair_of(GROUPS, estimator="declared")
-    for prompt in (2000, 2000, 500):
-        pair.submit("*", "a", prompt, 1)
-        pair.now += 0.25
-    pair.step(1.0 - pair.now)
-    assert states(pair) == ["running", "held", "held"]
-
-
-def test_no_held_job_is_past_its_wait_after_a_step() -> None:
-    """Mixing takes from the shortest groups, however old a longer job is; so it is repeated."""
-    pair = pair_of({**GROUPS, "mix": 2}, estimator="declared")
-    for prompt in (2000, 100, 500, 100, 500, 100):
-        pair.submit("*", "a", prompt, 1)
-    pair.step(1.0)
-    assert states(pair) == ["running"] * 6
-
-
 # --- caps ---------------------------------------------------------------------------------
 
 
@@ -325,7 +174,7 @@ def test_a_cap_stops_its_tier_and_no_other() -> None:
     for tier in "AAABA":
         pair.submit(tier, "a", 10, 1)
     pair.step(0.0)
-    assert states(pair) == ["running", "running", "ready", "running", "ready"]
+    assert pair.states() == ["running", "running", "ready", "running", "ready"]
 
 
 def test_the_first_job_beyond_a_cap_blocks_smaller_ones_of_its_tier() -> None:
@@ -333,7 +182,7 @@ def test_the_first_job_beyond_a_cap_blocks_smaller_ones_of_its_tier() -> None:
     for prompt in (599, 499, 99):
         pair.submit("*", "a", prompt, 1)
     pair.step(0.0)
-    assert states(pair) == ["running", "ready", "ready"]
+    assert pair.states() == ["running", "ready", "ready"]
 
 
 def test_a_job_above_the_token_cap_runs_alone() -> None:
@@ -342,10 +191,10 @@ def test_a_job_above_the_token_cap_runs_alone() -> None:
     pair.submit("*", "a", 5000, 1)
     pair.submit("*", "a", 99, 1)
     pair.step(0.0)
-    assert states(pair) == ["running", "ready", "ready"]
+    assert pair.states() == ["running", "ready", "ready"]
     pair.finish(first, 1)
     pair.step(0.0)
-    assert states(pair)[1:] == ["running", "ready"]
+    assert pair.states()[1:] == ["running", "ready"]
 
 
 # --- deadlines ----------------------------------------------------------------------------
@@ -359,7 +208,7 @@ def test_deadlines_pass_wherever_a_job_is(slots: int, hold: dict[str, Any]) -> N
     pair.step(1.0)
     assert pair.policy.next_wake(1.0) == 2.0
     assert pair.step(1.0).abort == [(job, "timeout:ttft")]
-    assert states(pair) == [None]
+    assert pair.states() == [None]
 
 
 def test_a_first_token_in_time_leaves_the_total_deadline() -> None:
@@ -390,7 +239,7 @@ def running_pair(tiers: tuple[dict[str, Any], ...], names: str, **limits: int) -
     for name in names:
         pair.submit(name, "a", BLOCK_SIZE, 1)
     pair.step(0.0)
-    assert states(pair) == ["running"] * len(names)
+    assert pair.states() == ["running"] * len(names)
     return pair
 
 
@@ -398,7 +247,7 @@ def test_the_newest_of_the_lowest_tier_gives_its_slot() -> None:
     pair = running_pair(THREE, "CBCA", slots=4)
     pair.submit("B", "a", 10, 1)
     assert [job.seq for job in pair.step(0.0).preempt] == [2]
-    assert states(pair) == ["running", "running", "ready", "running", "running"]
+    assert pair.states() == ["running", "running", "ready", "running", "running"]
 
 
 def test_no_one_gives_way_to_an_equal_or_lower_rank() -> None:
@@ -439,7 +288,7 @@ def test_the_watermark_is_kept_only_beside_others() -> None:
     pair.host.watermark_blocks = 1
     pair.submit("A", "a", 2 * BLOCK_SIZE, 1)
     assert len(pair.step(0.0).preempt) == 1, "alone it needs no reserve"
-    assert states(pair) == ["ready", "running"]
+    assert pair.states() == ["ready", "running"]
 
 
 def test_an_abort_makes_room_before_anyone_is_preempted() -> None:
@@ -450,7 +299,7 @@ def test_an_abort_makes_room_before_anyone_is_preempted() -> None:
     pair.submit("A", "a", 10, 1)
     plan = pair.step(1.0)
     assert (len(plan.abort), plan.preempt) == (1, [])
-    assert states(pair) == ["running", None, "running"]
+    assert pair.states() == ["running", None, "running"]
 
 
 def test_after_an_abort_the_last_victim_leaves_no_one_to_reserve_for() -> None:
@@ -462,7 +311,7 @@ def test_after_an_abort_the_last_victim_leaves_no_one_to_reserve_for() -> None:
     pair.submit("A", "a", 4 * BLOCK_SIZE, 1)
     plan = pair.step(1.0)
     assert (len(plan.abort), len(plan.preempt)) == (1, 1)
-    assert states(pair) == [None, "ready", "running"]
+    assert pair.states() == [None, "ready", "running"]
 
 
 # --- ageing -------------------------------------------------------------------------------
@@ -527,7 +376,7 @@ def test_a_promoted_job_keeps_its_tier_for_caps() -> None:
     assert pair.policy.run_key(jobs[1])[0] == 0
     pair.submit("A", "a", 10, 50)
     pair.step(0.0)
-    assert states(pair) == ["running", "ready", "running"]
+    assert pair.states() == ["running", "ready", "running"]
 
 
 def test_long_runs_leave_nobody_behind() -> None:
