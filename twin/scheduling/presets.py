@@ -5,8 +5,9 @@ from typing import Any
 
 from twin.scheduling.config import ANY_TIER, PolicyConfig, TierConfig
 
-# Batch sizes, tokens and waits of the three tiers and the four length groups are those of the article this project
-# started from ("From GPU utilisation to request scheduling", 2026); ageing and due times are ours.
+# Batch sizes, tokens and waits of the three tiers and the four length groups are those of the article "Performance
+# optimisation of cloud-native AI inference: from GPU utilisation to request scheduling" (in Chinese, 2026); ageing and
+# due times are ours.
 _LENGTH_GROUPS = ((256, 16), (1024, 8), (4096, 4), (8192, 2))
 
 PRESETS: dict[str, PolicyConfig] = {
