@@ -42,7 +42,7 @@ TOLERANCE = 0.02
 TAIL_TOLERANCE = 0.1
 
 RATE_STEP_S = 300
-SAMPLE = 100_000
+SAMPLE = 40_000
 """Requests made from a preset to see how well it fits."""
 
 Points = list[list[float]]
@@ -391,7 +391,7 @@ def agentic(data: Path, benchmark: str, name: str, title: str) -> dict[str, Any]
     for _ in range(5):
         sizes = {"quantiles": length_points(max(1, round(tokens * scale)) for tokens in grown)}
         stream["sessions"]["tools"]["result_tokens"] = sizes
-        made = [r.prompt_tokens for r in played(replace(part_of(stream), requests=SAMPLE))]
+        made = [r.prompt_tokens for r in played(replace(part_of(stream), requests=SAMPLE // 2))]
         excess = sum(made) / len(made) - found["prompt_tokens"]["mean"]
         if abs(excess) < TOLERANCE * found["prompt_tokens"]["mean"]:
             break

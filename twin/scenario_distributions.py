@@ -11,14 +11,14 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_val
 
 from twin.workload.lengths import lognormal
 
-MAX_RATE = 1e6
+MIN_RATE, MAX_RATE = 1e-6, 1e6
 """Requests per second."""
 
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Tokens = Annotated[int, Field(ge=1, le=10**9)]
 Seconds = Annotated[float, Field(gt=0, le=10**9)]
 Instant = Annotated[float, Field(ge=0, le=10**9)]
-Rate = Annotated[float, Field(ge=1e-6, le=1e6)]
+Rate = Annotated[float, Field(ge=MIN_RATE, le=MAX_RATE)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Shares = Annotated[dict[Name, Share], Field(min_length=1)]
@@ -111,9 +111,9 @@ def _check_rates(key: str, entries: list[list[float]], repeat: float | None) -> 
             f"repeat must be later than the last entry of {key} ({last:g}), got {repeat:g}"
         )
     highest = max(rate for _, rate in entries)
-    if not 0 < highest <= MAX_RATE:
+    if not MIN_RATE <= highest <= MAX_RATE:
         raise ValueError(
-            f"the highest rate in {key} must be > 0 and <= {MAX_RATE:g}, got {highest:g}"
+            f"the highest rate in {key} must be >= {MIN_RATE:g} and <= {MAX_RATE:g}, got {highest:g}"
         )
 
 

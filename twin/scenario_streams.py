@@ -291,8 +291,9 @@ def _preset(
             (*here, "rate"),
             f"is missing; the trace behind {preset.name} has lengths but no times, so give requests per second",
         )
-    factor = 1.0 if stream.rate is None else stream.rate / (preset.rate or 1.0)
     parts = [part_of(written) for written in preset.streams]
+    rates = [_mean_rate(part) for part in parts]
+    factor = 1.0 if stream.rate is None else stream.rate / sum(rates)
     duration_ps = _ps(stream.duration)
     if len(parts) == 1:
         return replace(
@@ -302,7 +303,6 @@ def _preset(
             duration_ps=duration_ps,
         )
     named = stream.tenant is not None or stream.tenants is not None
-    rates = [_mean_rate(part) for part in parts]
     if not named:
         names = [next(iter(part.clients.tenants)) for part in parts]
         shares = {n: rate / sum(rates) for n, rate in zip(names, rates, strict=True)}

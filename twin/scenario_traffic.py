@@ -94,6 +94,15 @@ class BurstArrivals(Section):
     lengths: Literal["random", "fixed"] = "random"
     """Of bursts and pauses: exponential, or always the same."""
 
+    @model_validator(mode="after")
+    def _some_requests(self) -> "BurstArrivals":
+        each = self.burst * self.burst_rate + self.pause * self.rate
+        if each < 1e-3:
+            raise ValueError(
+                "these bursts and pauses have fewer than one request in 1,000; raise burst_rate or burst"
+            )
+        return self
+
 
 class BatchArrivals(Section):
     """Jobs handed in all at once."""

@@ -45,12 +45,21 @@ class Curve:
     """The rate for ever after the written pieces; None = they start again."""
 
     @property
+    def period_ps(self) -> int:
+        """After how long it starts again; 0 = never."""
+        return 0 if self.held is not None else sum(piece.length_ps for piece in self.written)
+
+    @property
+    def pieces_in_period(self) -> int:
+        """Pieces of one period."""
+        return len(self.written)
+
+    @property
     def mean(self) -> float:
         """Arrivals per second over a long time."""
         if self.held is not None:
             return self.held
-        total = sum(piece.length_ps for piece in self.written)
-        return sum((p.start + p.end) / 2 * p.length_ps for p in self.written) / total
+        return sum((p.start + p.end) / 2 * p.length_ps for p in self.written) / self.period_ps
 
     def pieces(self, rng: Random) -> Iterator[Piece]:
         """The pieces one after another."""
@@ -110,6 +119,8 @@ class Bursts:
     regular: bool
     """True: all bursts and pauses are equal; False: their lengths are exponential."""
 
+    period_ps = pieces_in_period = 0
+
     @property
     def mean(self) -> float:
         """Arrivals per second over a long time."""
@@ -152,7 +163,7 @@ class Renewal:
         starts from there; equal gaps at a plain rate are exact: the k-th comes at k / rate.
         """
         if not isinstance(self.rate, float):
-            exact = self._on_curve(rng, self.rate.pieces(rate_rng or rng))
+            exact = self._on_curve(rng, self.rate, rate_rng or rng)
         elif isinstance(self.gaps, Equal):
             exact = _evenly(self.rate)
         else:
@@ -169,11 +180,17 @@ class Renewal:
             now += round(gap() / rate * PS)
             yield now
 
-    def _on_curve(self, rng: Random, pieces: Iterator[Piece]) -> Iterator[int]:
+    def _on_curve(self, rng: Random, rate: Curve | Bursts, rate_rng: Random) -> Iterator[int]:
         gap = self.gaps.drawn(rng)
         begin = 0
         left = 0.0 if isinstance(self.gaps, Equal) else gap()
-        for length_ps, start, end in pieces:
+        period_ps, pieces = rate.period_ps, rate.pieces_in_period
+        per_period = rate.mean * (period_ps / PS)
+        for number, (length_ps, start, end) in enumerate(rate.pieces(rate_rng)):
+            if period_ps and number % pieces == 0 and left > per_period:
+                periods = int(left / per_period)
+                begin += periods * period_ps
+                left -= periods * per_period
             seconds = length_ps / PS
             slope = (end - start) / seconds
             at_ps = 0

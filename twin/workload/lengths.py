@@ -86,8 +86,8 @@ class Lognormal:
         top = 1.0 if self.most is None else _phi((log(self.most + 0.5) - mu) / sigma)
         limit = self.most
         if limit is None:
-            return lambda u: round(exp(mu + sigma * z(u or _TINY))) or 1
-        return lambda u: min(round(exp(mu + sigma * z(u * top or _TINY))) or 1, limit)
+            return lambda u: int(exp(mu + sigma * z(u or _TINY)) + 0.5) or 1
+        return lambda u: min(int(exp(mu + sigma * z(u * top or _TINY)) + 0.5) or 1, limit)
 
     def drawn(self, rng: Random) -> Draw:
         """A function that gives the next length."""
@@ -131,7 +131,7 @@ def lognormal(
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """Straight lines between quantiles, rounded to whole tokens."""
+    """Straight lines between quantiles, rounded to whole tokens (halves up)."""
 
     points: Points
     """(probability, tokens) from probability 0 to 1, both ascending. With values at halves, the points (F(k), k + 0.5)
@@ -142,17 +142,17 @@ class Quantiles:
     @property
     def least(self) -> int:
         """The smallest number that can be drawn."""
-        return round(self.points[0][1]) or self.fewest
+        return int(self.points[0][1] + 0.5) or self.fewest
 
     def quantile(self) -> Callable[[float], int]:
         """The function from a probability in (0, 1) to tokens."""
         at, fewest = inverse_cdf(self.points), self.fewest
-        return lambda u: round(at(u)) or fewest
+        return lambda u: int(at(u) + 0.5) or fewest
 
     def drawn(self, rng: Random) -> Draw:
         """A function that gives the next length."""
         at, random, fewest = inverse_cdf(self.points), rng.random, self.fewest
-        return lambda: round(at(random())) or fewest
+        return lambda: int(at(random()) + 0.5) or fewest
 
 
 Length = Fixed | Uniform | Lognormal | Quantiles
