@@ -6,7 +6,7 @@
 
 A trace is generated (azure: instants and lengths; chat: conversations of five turns that share a system prompt, with
 sessions, tiers, request ids and all content), checked in a process of its own and, with --run, simulated in another.
-Printed for each: requests per second of wall time and the peak of resident memory.
+Printed for each: seconds of wall and of CPU time, requests per second and the peak of resident memory.
 """
 
 import argparse
@@ -41,7 +41,7 @@ except SystemExit as end:
     status = end.code or 0
 wall = time.perf_counter() - start
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(f"{status} {wall} {peak}", file=sys.stderr)
+print(f"{status} {wall} {time.process_time()} {peak}", file=sys.stderr)
 """
 
 
@@ -86,10 +86,15 @@ def measure(rows: int, *arguments: str) -> dict[str, float]:
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         sys.exit(done.stderr)
-    status, wall, peak = done.stderr.splitlines()[-1].split()
+    status, wall, cpu, peak = done.stderr.splitlines()[-1].split()
     if int(status):
         sys.exit(f"twin {' '.join(arguments)} ended with status {status}:\n{done.stdout}")
-    return {"wall_s": float(wall), "rows_per_s": rows / float(wall), "peak_mb": int(peak) / 1024}
+    return {
+        "wall_s": float(wall),
+        "cpu_s": float(cpu),
+        "rows_per_s": rows / float(wall),
+        "peak_mb": int(peak) / 1024,
+    }
 
 
 def main() -> None:
@@ -122,8 +127,10 @@ def main() -> None:
         return
     print(f"{options.rows:,} rows of {options.kind}, {megabytes:,.0f} MB")
     for name, figures in found.items():
-        peak = f", peak {figures['peak_mb']:,.0f} MB" if "peak_mb" in figures else ""
-        print(f"{name:6} {figures['wall_s']:7.1f} s  {figures['rows_per_s']:10,.0f} rows/s{peak}")
+        more = ""
+        if "peak_mb" in figures:
+            more = f", {figures['cpu_s']:.1f} s of CPU, peak {figures['peak_mb']:,.0f} MB"
+        print(f"{name:6} {figures['wall_s']:7.1f} s  {figures['rows_per_s']:10,.0f} rows/s{more}")
 
 
 if __name__ == "__main__":

@@ -293,6 +293,18 @@ def test_rows_are_read_once_they_are_needed(tmp_path):
     assert len(list(rows_of(trace(str(path), requests=1)))) == 1
 
 
+def test_a_cache_that_forgets_nothing_gives_the_attainable_hits(twin_data):
+    """Requests far apart, more KV blocks than the trace has: hits are exactly what `trace check` says."""
+    path = str(twin_data / "traces" / "sharegpt300_llama31_hashed.jsonl")
+    endless = {"num_gpu_blocks_override": 100_000, "max_model_len": 8192}
+    keys = {"trace": path, "speedup": 0.001}
+    engine = summarize(run(document(engine=endless, traffic=[keys])))["engine"]
+    attainable = check_trace(path)[0]["prefixes"]
+    assert engine["prefix_hit_tokens"] == attainable["hit_tokens"]
+    share = engine["prefix_hit_tokens"] / engine["prefix_query_tokens"]
+    assert share == attainable["attainable_share"]
+
+
 LARGE = {
     "max_num_seqs": 64, "max_num_batched_tokens": 8192, "max_model_len": 131_072,
     "num_gpu_blocks_override": None,

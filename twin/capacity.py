@@ -10,7 +10,7 @@ ENOUGH = 100
 
 
 def replica_cost(scenario: Scenario, prompt_tokens: float, output_tokens: float) -> Cost:
-    """What tokens of requests with these mean lengths cost a full replica of the scenario, roughly and cautiously."""
+    """What tokens of requests with these mean lengths cost a full replica of the scenario, roughly."""
     engine = scenario.engine
     return Cost(
         *token_cost(

@@ -1,13 +1,14 @@
 """What `twin trace check` found, for people: at most 80 columns wide."""
 
 from collections.abc import Iterator, Mapping
+from textwrap import fill
 from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from twin.report.tables import count, paragraph, plural, share, table, to_text
+from twin.report.tables import WIDTH, count, paragraph, plural, share, table, to_text
 from twin.workload.formats.choose import FORMATS
 from twin.workload.formats.rows import FAULT_KINDS, HELD
 
@@ -96,7 +97,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         told = ", ".join(
             f"{value:.2f} in {name.removesuffix('_s')} s" for name, value in windows.items()
         )
-        yield "Counts", f"variance over mean {told} (Poisson: 1)"
+        yield "Counts", f"variance/mean {told} (Poisson: 1)"
     yield "Prefixes", _prefixes(found["prefixes"])
     sessions = found["sessions"]
     if sessions["count"]:
@@ -117,15 +118,16 @@ def _lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         capacity = found["capacity"]
         yield (
             "Capacity",
-            f"one replica of {capacity['scenario']} takes about {_number(capacity['replica_rate'])} such requests/s; "
-            f"the busiest {capacity['window_s']} s ask for {share(capacity['busiest_share'])} of that",
+            f"one replica of {capacity['scenario']} takes about "
+            f"{_number(capacity['replica_rate'])} such requests/s without prefix hits; the "
+            f"busiest {capacity['window_s']} s ask for {share(capacity['busiest_share'])} of that",
         )
 
 
 def _prefixes(prefixes: Mapping[str, Any]) -> str:
     if prefixes["known"] == "no":
         return "unknown in this trace; a run finds none, unless assumed_prefix_share says how much is shared"
-    told = f"at most {share(prefixes['attainable_share'])} of prompt tokens are hits (a cache that forgets nothing)"
+    told = f"{share(prefixes['attainable_share'])} of prompt tokens are hits for an infinite cache"
     if prefixes["known"] == "partly":
         told += f"; known of {plural(prefixes['requests'], 'request')} only"
     return told
@@ -159,7 +161,8 @@ def _malformed(malformed: Mapping[str, Any]) -> Iterator[RenderableType]:
     )
     yield paragraph(f"Malformed: {kinds}", "red")
     for fault in malformed["listed"]:
-        yield Text(f"  line {fault['line']}: {fault['problem']}", overflow="fold")
+        told = f"line {fault['line']}: {fault['problem']}"
+        yield Text(fill(told, WIDTH, initial_indent="  ", subsequent_indent="    "))
     rest = malformed["total"] - len(malformed["listed"])
     if rest:
         yield Text(f"  and {count(rest)} more")
