@@ -1,6 +1,5 @@
 """Is there enough traffic to tell anything apart? What is asked for, beside what one replica can take."""
 
-from twin.clock import to_seconds
 from twin.scenario import Scenario
 from twin.step_time.capacity import token_cost
 from twin.workload.load import Cost, Load, Slice
@@ -26,8 +25,8 @@ def replica_cost(scenario: Scenario, prompt_tokens: float, output_tokens: float)
 
 def busiest(load: Load, cost: Cost) -> tuple[float, Slice]:
     """The part of the time that asks most of one replica, and the share of the replica's time that it needs."""
-    parts = load.slices(load.window_ps)
-    return max(((cost.of(part), part) for part in parts), key=lambda found: found[0])
+    part = load.busiest((0.0, cost.prompt_token_s, cost.output_token_s))
+    return cost.of(part), part
 
 
 def traffic_warnings(scenario: Scenario, load: Load | None) -> tuple[str, ...]:
@@ -38,8 +37,8 @@ def traffic_warnings(scenario: Scenario, load: Load | None) -> tuple[str, ...]:
     if load is None or load.requests < ENOUGH:
         return ()
     prompt, output = load.prompt_tokens / load.requests, load.output_tokens / load.requests
-    share, _ = busiest(load, replica_cost(scenario, prompt, output))
-    return (too_little(share, to_seconds(load.window_ps)),) if share < 1 else ()
+    share, part = busiest(load, replica_cost(scenario, prompt, output))
+    return (too_little(share, part.to_s - part.from_s),) if share < 1 else ()
 
 
 def too_little(share: float, width_s: float) -> str:

@@ -1,5 +1,6 @@
 """The commands `twin trace ...`: what is in a trace of requests, and from one format to another."""
 
+from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from twin.errors import InputError
-from twin.terminal import BAD_INPUT, complain, errors, wants_color, write
+from twin.terminal import BAD_INPUT, INTERRUPTED, complain, errors, wants_color, write
 
 app = typer.Typer(name="trace", no_args_is_help=True)
 
@@ -146,7 +147,6 @@ def convert(
     """Write a trace in another format, all of it or a part; what would be lost is refused."""
     with errors():
         from twin.workload.convert import convert as converted
-        from twin.workload.formats.rows import HELD
 
         done = converted(
             str(source),
@@ -158,11 +158,62 @@ def convert(
             lossy,
             skip_malformed,
         )
-        for lost, requests in done.lost.items():
-            complain(f"dropped: {HELD.get(lost, lost)} ({requests:,} requests)")
+        _tell_losses(done.lost)
         if done.skipped:
             complain(f"skipped: {done.skipped:,} malformed lines")
-        write(f"{target}: {done.requests:,} requests, {done.source.name} to {done.target.name}\n")
+        write(f"{target}: {done.requests:,} requests, {done.source} to {done.target}\n")
+
+
+@app.command()
+def export(
+    scenario: Annotated[
+        Path, typer.Argument(metavar="SCENARIO", help="Scenario file (YAML).", show_default=False)
+    ],
+    target: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUT",
+            help="File to write: .csv, .jsonl or .parquet mean our own formats; .gz packs.",
+            show_default=False,
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the scenario."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Replaces run.seed.", show_default=False)] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Format to write, if the name of OUT does not tell."),
+    ] = None,
+    lossy: Annotated[
+        bool, typer.Option("--lossy", help="Drop what the format to write cannot hold.")
+    ] = False,
+) -> None:
+    """Run a scenario and write the requests that came as a trace, later turns at the instants they had in the run."""
+    with errors():
+        from twin.simulation import load_scenario, simulate
+        from twin.workload.convert import export as exported
+        from twin.workload.export import as_rows
+        from twin.workload.formats.choose import format_for
+        from twin.workload.request import Request
+
+        loaded = load_scenario(scenario, overrides or (), seed)
+        made = format_for(str(target), to)
+        requests: list[Request] = []
+        if simulate(loaded, on_offer=requests.append).interrupted:
+            raise typer.Exit(INTERRUPTED)
+        rows = as_rows(requests, loaded.traffic)
+        done = exported(str(scenario), str(target), made, rows, lossy)
+        _tell_losses(done.lost)
+        write(f"{target}: {done.requests:,} requests, {made.name}\n")
+
+
+def _tell_losses(lost: Mapping[str, int]) -> None:
+    from twin.workload.formats.rows import HELD
+
+    for what, requests in lost.items():
+        complain(f"dropped: {HELD.get(what, what)} ({requests:,} requests)")
 
 
 def _selection(window: str | None, first: int | None) -> Any:

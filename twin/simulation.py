@@ -86,17 +86,19 @@ def simulate(
     strict: bool = False,
     watch: Collection[int] = (),
     observe: bool = False,
+    on_offer: Callable[[Request], None] | None = None,
 ) -> Result:
     """The run of a scenario. The same scenario and seed give the same result, byte for byte (but for wall_s).
 
     Requests that cannot run (prompt_tokens >= max_model_len) are refused as vLLM's API does, or, if `strict`, end the
     run with InputError. What the policy decides about the requests in `watch` (by index) is kept in `decisions`; with
-    `observe`, metrics over time and events are kept too. Neither changes anything else. Ctrl-C ends the run early.
+    `observe`, metrics over time and events are kept too. Neither changes anything else. `on_offer` is told of each
+    request as it arrives. Ctrl-C ends the run early.
     Raises InputError for a trace that turns out to be malformed and NoProgressError if requests are left that nothing
     can ever end.
     """
     start = time.perf_counter()
-    run = _Run(scenario, strict, watch, observe)
+    run = _Run(scenario, strict, watch, observe, on_offer)
     with _ctrl_c() as pressed:
         interrupted = run.go(progress, pressed)
     return run.result(time.perf_counter() - start, interrupted)
@@ -106,9 +108,15 @@ class _Run:
     """The state of one run."""
 
     def __init__(
-        self, scenario: Scenario, strict: bool, watch: Collection[int], observe: bool
+        self,
+        scenario: Scenario,
+        strict: bool,
+        watch: Collection[int],
+        observe: bool,
+        on_offer: Callable[[Request], None] | None,
     ) -> None:
         self._scenario = scenario
+        self._on_offer = on_offer
         self._strict = strict
         self._watch = tuple(watch)
         self._env = simpy.Environment(initial_time=0)
@@ -187,6 +195,8 @@ class _Run:
 
     def _offer(self, arrival: Arrival) -> None:
         request = arrival.request
+        if self._on_offer is not None:
+            self._on_offer(request)
         self._count(+1)
         if request.prompt_tokens >= self._scenario.engine.max_model_len:
             self._refuse(arrival)

@@ -87,7 +87,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "Rate", f"{_number(rate)} requests/s on average"
         yield (
             "Busiest",
-            f"{_number(busiest['rate'])} requests/s in the {busiest['window_s']} s from "
+            f"{_number(busiest['rate'])} requests/s in the {count(busiest['window_s'])} s from "
             f"{_seconds(busiest['from_s'])}, {busiest['times_mean']:.1f} times the mean",
         )
     if cv is not None:
@@ -120,7 +120,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             "Capacity",
             f"one replica of {capacity['scenario']} takes about "
             f"{_number(capacity['replica_rate'])} such requests/s without prefix hits; the "
-            f"busiest {capacity['window_s']} s ask for {share(capacity['busiest_share'])} of that",
+            f"busiest {count(capacity['window_s'])} s ask for {share(capacity['busiest_share'])} of that",
         )
 
 

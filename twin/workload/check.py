@@ -166,9 +166,7 @@ class _Looked:
         span_ps = self._last_ps - self._first_ps
         span_s = to_seconds(span_ps)
         rate = self.rows / span_s if span_ps else None
-        width = self.load.window_ps // PS
-        windows = self.load.slices(self.load.window_ps)
-        busiest = max(windows, key=lambda part: part.requests)
+        busiest = self.load.busiest()
         dispersion = {f"{w}_s": self.load.dispersion(w * PS) for w in (1, 10, 60)}
         return {
             "first_s": to_seconds(self._first_ps),
@@ -177,10 +175,10 @@ class _Looked:
             "gap_cv": self._gaps.cv,
             "dispersion": dispersion,
             "busiest": {
-                "window_s": width,
+                "window_s": busiest.to_s - busiest.from_s,
                 "from_s": busiest.from_s,
-                "rate": busiest.requests / width,
-                "times_mean": None if rate is None else busiest.requests / width / rate,
+                "rate": busiest.rate,
+                "times_mean": None if rate is None else busiest.rate / rate,
             },
             "tick_s": self._tick_s(),
             "stamps": self._stamps,

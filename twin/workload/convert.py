@@ -1,7 +1,7 @@
 """From one trace format to another, and what would be lost on the way."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -16,10 +16,12 @@ ORIGINAL = Fraction(1)
 
 @dataclass
 class Converted:
-    """What a conversion did."""
+    """What was written, so far."""
 
-    source: Format
-    target: Format
+    source: str
+    """Name of the format it comes from, "" if from a run."""
+    target: str
+    """Name of the format it was written in."""
     requests: int = 0
     skipped: int = 0
     """Malformed lines left out."""
@@ -43,37 +45,61 @@ def convert(
     Raises InputError for malformed lines (unless they are to be skipped), for what the target format cannot hold
     (unless `lossy`), and for files that cannot be read or written.
     """
-    done = Converted(format_of(source, source_format).format, format_for(target, target_format))
-    assert done.target.write is not None
-    rows = _rows(source, done, selection, speedup, lossy, skip_malformed)
-    done.target.write(target, rows)
+    read, made = format_of(source, source_format).format, format_for(target, target_format)
+    done = Converted(read.name, made.name)
+    rows = _whole(source, read, selection, done, skip_malformed)
+    _write(source, target, made, _at_speed(rows, selection, speedup), done, lossy)
     return done
 
 
-def _rows(
-    path: str,
-    done: Converted,
-    selection: Selection,
-    speedup: Fraction,
-    lossy: bool,
-    skip_malformed: bool,
+def export(
+    scenario: str, target: str, made: Format, rows: Iterable[TraceRow], lossy: bool
+) -> Converted:
+    """Write rows that come from the run of a scenario, under the same conditions as `convert`."""
+    done = Converted("", made.name)
+    _write(scenario, target, made, rows, done, lossy)
+    return done
+
+
+def _write(
+    source: str, target: str, made: Format, rows: Iterable[TraceRow], done: Converted, lossy: bool
+) -> None:
+    assert made.write is not None
+    made.write(target, _held(source, made, rows, done, lossy))
+
+
+def _whole(
+    path: str, read: Format, selection: Selection, done: Converted, skip_malformed: bool
+) -> Iterator[TraceRow]:
+    for row in selection.of(read.read(path)):
+        if not isinstance(row, Fault):
+            yield row
+        elif skip_malformed:
+            done.skipped += 1
+        else:
+            raise InputError(place(path, read, row))
+
+
+def _at_speed(
+    rows: Iterator[TraceRow], selection: Selection, speedup: Fraction
 ) -> Iterator[TraceRow]:
     start_ps = 0 if selection.window_ps is None else selection.window_ps[0]
-    for row in selection.of(done.source.read(path)):
-        if isinstance(row, Fault):
-            if not skip_malformed:
-                raise InputError(place(path, done.source, row))
-            done.skipped += 1
-            continue
-        if start_ps or speedup != 1:
-            at_ps = round((row.at_ps - start_ps) / speedup)
-            row = row._replace(at_ps=at_ps)
-        for lost in losses(done.target, row, first=not done.requests):
+    if not start_ps and speedup == 1:
+        return rows
+    return (row._replace(at_ps=round((row.at_ps - start_ps) / speedup)) for row in rows)
+
+
+def _held(
+    path: str, made: Format, rows: Iterable[TraceRow], done: Converted, lossy: bool
+) -> Iterator[TraceRow]:
+    for row in rows:
+        for lost in losses(made, row, first=not done.requests):
             done.lost[lost] += 1
             if not lossy:
+                where = f"line {row.line}" if done.source else f"request {done.requests}"
                 raise InputError(
-                    f"{path} line {row.line}: format {done.target.name} cannot hold {HELD.get(lost, lost)}; write "
-                    "twin-jsonl, twin-csv or twin-parquet, which can, or drop it with --lossy"
+                    f"{path} {where}: format {made.name} cannot hold {HELD.get(lost, lost)}; write twin-jsonl, "
+                    "twin-csv or twin-parquet, which can, or drop it with --lossy"
                 )
         done.requests += 1
         yield row

@@ -45,6 +45,10 @@ class Cost:
         return need_s / (part.to_s - part.from_s)
 
 
+COUNT = (1.0, 0.0, 0.0)
+"""Weights under which the busiest part of the time is the one with most requests."""
+
+
 class Load:
     """Requests and tokens in bins of equal width from the first request on: a second each, or more if it lasts long."""
 
@@ -108,6 +112,22 @@ class Load:
             )
             for i in range(len(sums[0]))
         ]
+
+    def busiest(self, weights: tuple[float, float, float] = COUNT) -> Slice:
+        """The window of window_ps with most in it: `weights` for each request, prompt token and output token.
+
+        Windows lie side by side from the first request on; the last may reach beyond the end.
+        """
+        times = max(1, round(self.window_ps / self.bin_ps))
+        sums = [_sums(column, times) for column in self._columns]
+        work = sum(weight * column for weight, column in zip(weights, sums, strict=True))
+        at = int(np.argmax(work))
+        from_ps = (self._start_ps or 0) + at * times * self.bin_ps
+        return Slice(
+            to_seconds(from_ps),
+            to_seconds(from_ps + times * self.bin_ps),
+            *(int(column[at]) for column in sums),
+        )
 
     def dispersion(self, width_ps: int) -> float | None:
         """Index of dispersion of counts: variance over mean of the requests in whole windows of this width.
