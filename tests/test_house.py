@@ -213,7 +213,7 @@ def test_wheel_holds_the_packages_and_the_kubernetes_files(tmp_path):
         path.relative_to(ROOT).as_posix()
         for pattern in ("twin/**", "real/**", "dashboard/**")
         for path in tracked(pattern)
-        if path.suffix in (".py", ".json", ".typed")
+        if path.suffix in (".py", ".json", ".css", ".js", ".typed")
     }
     manifests = {path.relative_to(ROOT).as_posix() for path in tracked("k8s")}
     data = {name for name in names if ".data/" in name}

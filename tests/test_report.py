@@ -11,7 +11,8 @@ from twin.metrics.estimated_wait import wait_errors
 from twin.metrics.policy_statistics import COUNTS, MAXIMA, merge_policy_stats
 from twin.metrics.summary import LATENCIES
 from twin.report.json_summary import objectives_missed
-from twin.report.tables import WIDTH, count, duration, limit, render, share
+from twin.report.tables import WIDTH, render
+from twin.report.texts import count, duration, limit, share
 
 
 def statistics(p50):

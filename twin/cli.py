@@ -5,23 +5,25 @@ and complaints to stderr.
 """
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from io import TextIOWrapper
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from twin.cli_prometheus import from_prometheus
+from twin.cli_run import run
+from twin.cli_show import explain, schema
 from twin.cli_trace import app as trace_app
-from twin.terminal import INTERRUPTED, MISSED, complain, errors, wants_color, write
+from twin.terminal import INTERRUPTED, errors, wants_color, write
 
 app = typer.Typer(
     name="twin", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
+app.command()(run)
+app.command()(explain)
+app.command()(schema)
 trace_app.command("from-prometheus")(from_prometheus)
 app.add_typer(trace_app)
 
@@ -46,76 +48,6 @@ def _options(
     ] = False,
 ) -> None:
     """A digital twin of LLM serving with vLLM: what if, in seconds, without a GPU."""
-
-
-@app.command()
-def run(
-    scenario: Annotated[
-        Path, typer.Argument(metavar="SCENARIO", help="Scenario file (YAML).", show_default=False)
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Change a value of the scenario, e.g. policy=vllm-fcfs or traffic.0.speedup=3. "
-            "May be repeated.",
-        ),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Replaces run.seed.", show_default=False)] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead of tables.")
-    ] = False,
-    check: Annotated[
-        bool, typer.Option("--check", help="Exit with 1 if an objective is missed.")
-    ] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Stop at a request that can never run.")
-    ] = False,
-    records: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write every request to a .csv or .jsonl file."),
-    ] = None,
-    explain: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--explain-request",
-            metavar="INDEX",
-            help="Say after the run what was decided about this request, the first being 0. "
-            "May be repeated.",
-        ),
-    ] = None,
-) -> None:
-    """Simulate a scenario and say how it went."""
-    with errors():
-        # Only this command needs them, and they take longer to load than the rest takes to run.
-        from twin.report.decisions import render_decisions
-        from twin.report.json_summary import objectives_missed, summarize, to_json
-        from twin.report.records_file import check_path, write_records
-        from twin.report.tables import render
-        from twin.simulation import load_scenario, simulate
-
-        if records is not None:
-            check_path(records)
-        loaded = load_scenario(scenario, overrides or (), seed)
-        with _progress() as progress:
-            result = simulate(loaded, progress=progress, strict=strict, watch=explain or ())
-        summary = summarize(result)
-        lives = [render_decisions(result, index) for index in explain or ()]
-        if records is not None:
-            write_records(records, result.records)
-        if as_json:
-            for warning in summary["warnings"]:
-                complain(f"warning: {warning}")
-            for life in lives:
-                complain(life)
-            write(to_json(summary))
-        else:
-            write("\n".join([render(summary, color=wants_color()), *lives]))
-        if result.interrupted:
-            raise typer.Exit(INTERRUPTED)
-        if check and objectives_missed(summary):
-            raise typer.Exit(MISSED)
 
 
 @app.command()
@@ -152,30 +84,3 @@ def main() -> None:
         app(prog_name="twin")
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-
-
-@contextmanager
-def _progress() -> Iterator[Any]:
-    """What `simulate` reports progress to: a bar on stderr if that is a terminal, else None."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    bar = Progress(
-        BarColumn(),
-        TextColumn("{task.fields[ended]} requests, {task.fields[at]} simulated"),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with bar:
-        task = bar.add_task("", total=None, ended="0", at="0 s")
-
-        def update(ended: int, expected: int | None, now_ps: int) -> None:
-            of = "" if expected is None else f" of {expected:,}"
-            at = f"{now_ps / 1e12:,.1f} s"
-            bar.update(task, completed=ended, total=expected, ended=f"{ended:,}{of}", at=at)
-
-        yield update

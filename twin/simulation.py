@@ -21,7 +21,7 @@ from twin.engine.fast_replica import FastReplica
 from twin.engine.replica import EngineStats, Replica, Stuck
 from twin.errors import InputError
 from twin.metrics.events import Event as Happening
-from twin.metrics.events import Listener
+from twin.metrics.events import Listener, in_order
 from twin.metrics.gauges import Gauges
 from twin.metrics.records import RequestRecord
 from twin.metrics.timeseries import Sampler, TimeSeries
@@ -123,6 +123,7 @@ class _Run:
         self._traffic = Traffic(open_streams(scenario.traffic, scenario.run.seed))
         self._route = ROUTERS[scenario.cluster.router]
         self._routed = 0
+        self._offered = 0
         self._records: list[RequestRecord] = []
         self._places: dict[int, str] = {}
         self._inflight = 0
@@ -164,6 +165,15 @@ class _Run:
             scenario.objectives,
             scenario.run.warmup_ps,
             scenario.run.sample_period_ps,
+            self._share_done,
+        )
+
+    def _share_done(self, now_ps: int) -> float:
+        """How far the run is, as far as one can tell; 0 where one cannot."""
+        until_ps = self._scenario.run.until_ps
+        expected = self._traffic.expected()
+        return max(
+            now_ps / until_ps if until_ps else 0.0, self._offered / expected if expected else 0.0
         )
 
     def _gauges(self, now_ps: int) -> tuple[Gauges, ...]:
@@ -197,6 +207,7 @@ class _Run:
         request = arrival.request
         if self._on_offer is not None:
             self._on_offer(request)
+        self._offered += 1
         self._count(+1)
         if request.prompt_tokens >= self._scenario.engine.max_model_len:
             self._refuse(arrival)
@@ -324,7 +335,7 @@ class _Run:
             interrupted=interrupted,
             decisions={index: self._decisions(index) for index in self._watch},
             series=series,
-            log=tuple(self._log),
+            log=tuple(in_order(self._log)),
         )
 
     def _decisions(self, index: int) -> list[Decision]:

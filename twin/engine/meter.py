@@ -71,8 +71,13 @@ class Meter:
         )
         self._work: dict[Hashable, TokenTime] = {}
         self._work_again: dict[Hashable, TokenTime] = {}
-        ranks, holds_ps = (priorities, {}) if core.policy is None else _tiers(core.policy)
+        ranks, holds_ps, preemptible = (
+            (priorities, {}, set()) if core.policy is None else _tiers(core.policy)
+        )
         self._ranks = ranks
+        self._preemptible: set[str] = preemptible
+        self._yielding: dict[Hashable, int] = {}  # running requests that may give way -> rank
+        self._yielding_of = [0] * (max(ranks.values(), default=0) + 1)  # how many, by rank
         self._waits = WaitEstimate(ranks, holds_ps)
         core.on_preempt = self._preempted
 
@@ -84,11 +89,14 @@ class Meter:
         config = core.config
         blocks = -(-request.prompt_tokens // config.block_size)
         is_full = len(core.running_requests) >= config.active_limit or blocks > core.pool.num_free
+        is_queueing = self.limit in QUEUEING
+        if self._yielding and any(self._yielding_of[self._ranks.get(request.tier, 0) + 1 :]):
+            is_full = is_queueing = False  # somebody will give way
         left_ps = max(0, self.step_end_ps - now_ps)
         # With async scheduling the step after the present one is planned already.
         lag_ps = left_ps + self._step_ps if left_ps and config.async_scheduling else left_ps
         life.estimated_wait_ps = self._waits.estimate(
-            request.tier, request.prompt_tokens, is_full, self.limit in QUEUEING, lag_ps, now_ps
+            request.tier, request.prompt_tokens, is_full, is_queueing, lag_ps, now_ps
         )
         life.queued_tokens = request.prompt_tokens
         self._waits.wait(request.tier, request.prompt_tokens)
@@ -107,6 +115,7 @@ class Meter:
     ) -> None:
         """A request leaves the engine; its client did at `finish_ps`."""
         self._unqueue(life)
+        self._stop_yielding(life.request.index)
         if self._counts_work:
             work = self._work.pop(life.request.index, {})
             again = self._work_again.pop(life.request.index, {})
@@ -116,6 +125,11 @@ class Meter:
             assert finish_ps is not None
             left_s = to_seconds(finish_ps)
             self._tell(life, "timeout", now_ps, reason=reason, left_s=left_s)
+
+    def _stop_yielding(self, rid: Hashable) -> None:
+        rank = self._yielding.pop(rid, None)
+        if rank is not None:
+            self._yielding_of[rank] -= 1
 
     def _unqueue(self, life: Life) -> int:
         tokens = life.queued_tokens
@@ -131,9 +145,13 @@ class Meter:
         core = self._core
         for request in step.admitted:
             life = self._lives[request.rid]
+            tier = life.request.tier
+            if tier in self._preemptible:
+                self._yielding[request.rid] = self._ranks[tier]
+                self._yielding_of[self._ranks[tier]] += 1
             tokens = self._unqueue(life)
             if tokens:  # for the first time
-                self._waits.start(life.request.tier, tokens, now_ps)
+                self._waits.start(tier, tokens, now_ps)
                 self._tell_promotion(life, now_ps)
         self.limit = self._limit_of(step)
         self._waits.planned(self.limit in QUEUEING, now_ps)
@@ -265,6 +283,7 @@ class Meter:
     def _preempted(self, request: EngineRequest) -> None:
         """Called by the core while it plans, when `request` is about to lose its blocks."""
         core = self._core
+        self._stop_yielding(request.rid)
         details: dict[str, Any] = {}
         if self._listener is not None:
             used, usable = core.pool.num_usable - core.pool.num_free, core.pool.num_usable
@@ -294,9 +313,9 @@ class Meter:
             self._tell(life, "promotion", now_ps, ranks=ranks)
 
 
-def _tiers(policy: Policy) -> tuple[dict[str, int], dict[str, int]]:
-    """(rank by tier, longest hold in picoseconds by tier) of a policy."""
+def _tiers(policy: Policy) -> tuple[dict[str, int], dict[str, int], set[str]]:
+    """(rank by tier, longest hold in picoseconds by tier, tiers below the first that give way) of a policy."""
     config = policy.config
     ranks = {tier.name: rank for tier, rank in zip(config.tiers, config.ranks, strict=True)}
     holds = {t.name: to_ps(t.max_wait) for t in config.tiers if t.holds and t.max_wait is not None}
-    return ranks, holds
+    return ranks, holds, {t.name for t in config.tiers if t.preemptible and ranks[t.name] > 0}

@@ -192,6 +192,7 @@ class Replica:
             busy_ps=stats.busy_ps - max(0, self._meter.step_end_ps - now_ps),
             prefill_tokens=stats.scheduled_tokens - stats.decode_tokens,
             decode_tokens=stats.decode_tokens,
+            padded_tokens=stats.padded_tokens,
             prompt_tokens=stats.prompt_tokens,
             generation_tokens=stats.generation_tokens,
             preemptions=stats.preemptions,

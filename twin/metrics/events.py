@@ -1,13 +1,13 @@
-"""What happened to single requests, beyond their records: one line each, in the order in which it happened."""
+"""What happened to single requests, beyond their records: one line each."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from twin.clock import to_seconds
 
-KINDS = ("preemption", "resumption", "promotion", "timeout", "refusal")
-"""Kinds of events; docs/metrics.md says what each tells."""
+KINDS = ("refusal", "timeout", "preemption", "promotion", "resumption")
+"""Kinds of events, in the order of one instant; docs/metrics.md says what each tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,15 @@ class Event:
             "tier": self.tier,
             **self.details,
         }
+
+
+def in_order(events: Iterable[Event]) -> list[Event]:
+    """Events by instant, replica, kind and request: an engine may tell of one later than it was."""
+    return sorted(events, key=lambda e: (e.at_ps, _number(e), KINDS.index(e.kind), e.request))
+
+
+def _number(event: Event) -> int:
+    return -1 if event.replica is None else event.replica
 
 
 Listener = Callable[[Event], None]

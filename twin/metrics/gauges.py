@@ -40,6 +40,8 @@ class Gauges:
     """Tokens computed that were not decodes."""
     decode_tokens: int
     """Tokens computed by requests with one new token at or after the end of their prompt."""
+    padded_tokens: int
+    """Tokens computed only to reach a captured CUDA-graph size."""
     prompt_tokens: int
     """Prompt tokens of requests that have a first token, as vLLM counts them."""
     generation_tokens: int

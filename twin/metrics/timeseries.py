@@ -17,6 +17,9 @@ from twin.metrics.summary import is_good, limits_of
 FIRST_PERIOD_PS = PS // 100
 """The period a run begins with that does not name one."""
 
+FORESIGHT = 50
+"""Instants after which the length of the run is guessed."""
+
 FEWEST_INSTANTS, MOST_INSTANTS = 100, 500
 MOST_GAUGES = 500_000
 """Gauges of all engines together that are kept at most, within the two numbers of instants (multiples of 10) above."""
@@ -95,7 +98,7 @@ RATES = {
 """Counter -> the name of its change per second."""
 
 COUNTERS = (
-    "steps", "prompt_tokens", "generation_tokens", "preemptions", "recomputed_tokens",
+    "steps", "padded_tokens", "prompt_tokens", "generation_tokens", "preemptions", "recomputed_tokens",
     "prefix_query_tokens", "prefix_hit_tokens",
 )  # fmt: skip
 """Counters of the engine, from the start of the run."""
@@ -106,6 +109,7 @@ class Sampler:
 
     Without a `period_ps` it starts with FIRST_PERIOD_PS and, when there are too many instants, leaves some out and goes
     on with a period of 2 or 5 times as much, so that a run of any length ends with a few hundred at a round period.
+    After the first few it does so in advance, by `share_done`: how far the run is at an instant (0 = nobody knows).
     """
 
     def __init__(
@@ -116,6 +120,7 @@ class Sampler:
         objectives: Mapping[str, Mapping[str, float]],
         warmup_ps: int,
         period_ps: int | None,
+        share_done: Callable[[int], float] = lambda now_ps: 0.0,
     ) -> None:
         self._read = read
         self._tiers = tuple(tiers)
@@ -123,6 +128,7 @@ class Sampler:
         self._warmup_ps = warmup_ps
         self._period_ps = FIRST_PERIOD_PS if period_ps is None else period_ps
         self._factor = 2
+        self._share_done = share_done
         most = min(MOST_INSTANTS, max(FEWEST_INSTANTS, MOST_GAUGES // num_replicas // 10 * 10))
         self._most = most if period_ps is None else None
         self._times_ps: list[int] = []
@@ -144,13 +150,22 @@ class Sampler:
         while self.next_ps < next_event_ps:
             self._take(self.next_ps)
             self.next_ps += self._period_ps
-            if len(self._times_ps) == self._most:
-                self._thin_out()
+            if self._most is not None:
+                self._keep_few(self._most)
 
     def _take(self, at_ps: int) -> None:
         self._times_ps.append(at_ps)
         self._gauges.append(self._read(at_ps))
         self._good.append(dict(self._good_now))
+
+    def _keep_few(self, most: int) -> None:
+        instants = len(self._times_ps)
+        if instants == most:
+            self._thin_out()
+        elif instants == FORESIGHT:
+            done = self._share_done(self.next_ps)
+            while done and self.next_ps / done > most * self._period_ps:
+                self._thin_out()
 
     def _thin_out(self) -> None:
         """Keep the instants that a longer period has in common with the present one."""
@@ -159,6 +174,7 @@ class Sampler:
         self._times_ps = self._times_ps[::step]
         self._gauges = self._gauges[::step]
         self._good = self._good[::step]
+        self.next_ps = self._times_ps[-1] + self._period_ps
 
     def finish(self, end_ps: int) -> TimeSeries:
         """The series, closed by a sample at the end of the run."""

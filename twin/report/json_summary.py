@@ -126,7 +126,7 @@ def _waits(result: Result, tier: str) -> dict[str, float | None]:
 def _engine(result: Result) -> dict[str, Any]:
     counts = (
         "steps", "preemptions", "recomputed_tokens", "prefix_hit_tokens", "prefix_query_tokens",
-        "scheduled_tokens", "padded_tokens",
+        "scheduled_tokens", "padded_tokens", "prompt_tokens", "generation_tokens",
     )  # fmt: skip
     engines = result.engines
     busy_ps = sum(engine.busy_ps for engine in engines)

@@ -5,7 +5,8 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from twin.report.tables import count, limit, table, to_text
+from twin.report.tables import table, to_text
+from twin.report.texts import count, limit
 from twin.scheduling import PRESETS, PolicyConfig, fingerprint
 
 

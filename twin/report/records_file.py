@@ -11,10 +11,14 @@ from twin.errors import InputError
 from twin.metrics.records import RequestRecord
 
 INSTANTS = ("arrival_s", "first_scheduled_s", "first_token_s", "finish_s")
+SPANS = ("stall_s", "estimated_wait_s")
+TIMES = (*INSTANTS, *SPANS)
+"""Columns in seconds, in full to the picosecond."""
+
 COLUMNS = (
     "index", "tier", "tenant", "session", "stream", "replica", *INSTANTS,
     "prompt_tokens", "output_tokens", "outcome", "reason", "preemptions", "recomputed_tokens",
-    "prefix_hit_tokens", "prefix_query_tokens", "attempts",
+    "prefix_hit_tokens", "prefix_query_tokens", "attempts", "stall_s", "estimated_wait_s",
 )  # fmt: skip
 
 
@@ -62,12 +66,12 @@ def _write_jsonl(file: TextIO, records: Iterable[RequestRecord]) -> None:
 
 def _json(name: str, cell: str | int | None) -> str:
     # A decimal is a JSON number as it stands; a float would lose picoseconds after some hours.
-    return cell if name in INSTANTS and isinstance(cell, str) else json.dumps(cell)
+    return cell if name in TIMES and isinstance(cell, str) else json.dumps(cell)
 
 
 def _row(record: RequestRecord) -> Iterator[str | int | None]:
     for name in COLUMNS:
-        if name in INSTANTS:
+        if name in TIMES:
             yield _decimal(getattr(record, name.removesuffix("_s") + "_ps"))
         else:
             yield getattr(record, name)

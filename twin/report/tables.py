@@ -16,11 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from twin.metrics.summary import OUTCOMES
+from twin.report.texts import LISTED, count, duration, limit, notes, plural, share
 
 WIDTH = 80
-LISTED = 5
-"""Refused requests named one by one; the rest are counted."""
-
 LATENCY_NAMES = {
     "ttft": "TTFT",
     "queue": "  queue",
@@ -48,6 +46,18 @@ def render(summary: Mapping[str, Any], color: bool = False) -> str:
     return "\n".join(to_text(block, color) for block in blocks if block)
 
 
+def render_advice(advice: Mapping[str, Any], color: bool = False) -> str:
+    """Which single changes helped most, as text that ends in a newline."""
+    parts: list[RenderableType] = [paragraph(advice["text"])]
+    if advice["best"]:
+        made = table("Single change", "this run", "with it")
+        made.columns[0].max_width = 44
+        for row in advice["best"]:
+            made.add_row(row["change"], row["before"], row["after"])
+        parts.append(made)
+    return to_text(parts, color)
+
+
 def to_text(parts: Sequence[RenderableType], color: bool = False) -> str:
     """`parts` one below the other, wrapped at WIDTH columns."""
     out = StringIO()
@@ -58,53 +68,6 @@ def to_text(parts: Sequence[RenderableType], color: bool = False) -> str:
         console.print(part)
     lines = out.getvalue().splitlines()
     return "\n".join(line.rstrip() for line in lines) + "\n"
-
-
-def duration(seconds: float | None) -> str:
-    """Seconds for reading, to about three digits: 4.21 ms, 813 ms, 1.25 s, 3,512 s; - for None."""
-    if seconds is None:
-        return "-"
-    if seconds == 0:
-        return "0 s"
-    ms = seconds * 1000
-    if ms < 9.995:
-        return f"{ms:.2f} ms"
-    if ms < 99.95:
-        return f"{ms:.1f} ms"
-    if ms < 999.5:
-        return f"{ms:.0f} ms"
-    if seconds < 9.995:
-        return f"{seconds:.2f} s"
-    if seconds < 99.95:
-        return f"{seconds:.1f} s"
-    return f"{seconds:,.0f} s"
-
-
-def limit(seconds: float) -> str:
-    """A number of seconds that a person chose, in full: 10 ms, 1 s, 1.25 s."""
-    return f"{seconds:,.12g} s" if seconds >= 1 or seconds == 0 else f"{seconds * 1000:.12g} ms"
-
-
-def share(fraction: float | None) -> str:
-    """A fraction as a percentage; - for None. Only an exact 1 is 100 %, only an exact 0 is 0 %."""
-    if fraction is None:
-        return "-"
-    percent = fraction * 100
-    if 0 < percent < 0.01:
-        return "<0.01 %"
-    if 99.95 <= percent < 100:
-        return ">99.9 %"
-    return f"{percent:.2g} %" if percent < 1 else f"{percent:.1f} %"
-
-
-def count(number: float) -> str:
-    """A whole number with thousands separators."""
-    return f"{number:,.0f}"
-
-
-def plural(number: int, noun: str) -> str:
-    """`1 step`, `2 steps`."""
-    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
 
 
 def table(*columns: str) -> Table:
@@ -134,42 +97,8 @@ def _header(summary: Mapping[str, Any]) -> list[RenderableType]:
             f"seed {summary['seed']}, simulated {duration(summary['simulated_s'])}"
         ),
     ]
-    lines += [paragraph(line) for line in _traffic(summary["traffic"])]
     lines.append(paragraph(summary["verdict"], "bold"))
-    if summary["warmup_s"]:
-        lines.append(
-            paragraph(
-                f"Requests that arrived in the first {limit(summary['warmup_s'])} are counted "
-                "but not measured."
-            )
-        )
-    if summary["oracle"]:
-        lines.append(
-            Text("The policy is told the true output lengths (estimator oracle).", "yellow")
-        )
-    for timeouts in summary["client_timeouts"]:
-        lines.append(paragraph(_timeouts(timeouts)))
-    return lines
-
-
-def _traffic(streams: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What kind of load it was, a line a stream."""
-    lines = [
-        f"{stream['load']} loop: {stream['arrivals']}"
-        for stream in streams[: LISTED if len(streams) > LISTED + 1 else None]
-    ]
-    return lines + (
-        [f"and {len(streams) - len(lines)} more streams"] if len(lines) < len(streams) else []
-    )
-
-
-def _timeouts(timeouts: Mapping[str, Any]) -> str:
-    told = []
-    if timeouts["ttft_s"] is not None:
-        told.append(f"{limit(timeouts['ttft_s'])} for the first token")
-    if timeouts["total_s"] is not None:
-        told.append(f"{limit(timeouts['total_s'])} for the whole reply")
-    return f"Clients of stream {timeouts['stream']} wait {' and '.join(told)}, then leave."
+    return lines + [paragraph(text) for text in notes(summary)]
 
 
 def _requests(summary: Mapping[str, Any]) -> Table:
@@ -271,15 +200,6 @@ def _policy(summary: Mapping[str, Any]) -> list[RenderableType]:
                 _error(did["estimate_mae_tokens"]),
             )
         parts.append(made)
-    waits = summary["batching_wait_s"]
-    if waits:
-        named = ", ".join(f"{tier} {limit(wait)}" for tier, wait in waits.items())
-        parts.append(
-            paragraph(
-                f"A request is held for a batch until the first step after {named} at the "
-                "latest. At low load TTFT lies above vllm-fcfs by at most this wait plus one step."
-            )
-        )
     return parts
 
 

@@ -8,7 +8,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from twin.report.tables import WIDTH, count, paragraph, plural, share, table, to_text
+from twin.report.tables import WIDTH, paragraph, table, to_text
+from twin.report.texts import count, plural, share
 from twin.workload.formats.choose import FORMATS
 from twin.workload.formats.rows import FAULT_KINDS, HELD
 

@@ -6,7 +6,8 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from twin.report.tables import count, table, to_text
+from twin.report.tables import table, to_text
+from twin.report.texts import count
 from twin.workload.presets import Preset
 
 SHOWN = ("p50", "p90", "p99")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from twin.report.tables import count, share
+from twin.report.texts import count, share
 
 WORTH_TELLING = 0.05
 """A limit that acted during a smaller share of the time is not called the one that bound the run."""

@@ -1,0 +1,203 @@
+"""`twin run`: simulate a scenario, say how it went, and leave the result in files."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from twin.errors import InputError
+from twin.terminal import INTERRUPTED, MISSED, complain, errors, wants_color, write
+
+START = "2026-01-01T00:00:00Z"
+"""When a simulated history begins that is not told otherwise; the same for every run, so that files are comparable."""
+
+
+def run(
+    scenario: Annotated[
+        Path, typer.Argument(metavar="SCENARIO", help="Scenario file (YAML).", show_default=False)
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a value of the scenario, e.g. policy=vllm-fcfs or traffic.0.speedup=3. "
+            "May be repeated.",
+        ),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Replaces run.seed.", show_default=False)] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of tables.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit with 1 if an objective is missed.")
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Stop at a request that can never run.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Write summary.json, requests.parquet, timeseries.parquet, events.jsonl and report.html "
+            "into this folder.",
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Let --out write into a folder that is not empty.")
+    ] = False,
+    records: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write every request to a .csv or .jsonl file."),
+    ] = None,
+    openmetrics: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the simulated history under vLLM's metric names, with timestamps, for Prometheus.",
+        ),
+    ] = None,
+    openmetrics_start: Annotated[
+        str, typer.Option(metavar="TIME", help="When that history begins (ISO 8601).")
+    ] = START,
+    advise: Annotated[
+        bool,
+        typer.Option(
+            "--advise", help="Run again with single changes and say which three helped most."
+        ),
+    ] = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Runs of --advise at once; default: one a processor.", show_default=False
+        ),
+    ] = None,
+    explain: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--explain-request",
+            metavar="INDEX",
+            help="Say after the run what was decided about this request, the first being 0. "
+            "May be repeated.",
+        ),
+    ] = None,
+) -> None:
+    """Simulate a scenario and say how it went."""
+    with errors():
+        # Only this command needs them, and they take longer to load than the rest takes to run.
+        from twin.report.decisions import render_decisions
+        from twin.report.folder import check_folder, write_folder
+        from twin.report.json_summary import objectives_missed, summarize, to_json
+        from twin.report.openmetrics import write_openmetrics
+        from twin.report.records_file import check_path, write_records
+        from twin.report.tables import render, render_advice
+        from twin.simulation import load_scenario, simulate
+
+        if records is not None:
+            check_path(records)
+        start_s = _instant(openmetrics_start)
+        if openmetrics is not None:
+            _check_parent(openmetrics)
+        loaded = load_scenario(scenario, overrides or (), seed)
+        if out is not None:
+            check_folder(out, force)
+        observe = out is not None or openmetrics is not None
+        with _progress() as progress:
+            result = simulate(loaded, progress, strict, explain or (), observe)
+        summary = summarize(result)
+        lives = [render_decisions(result, index) for index in explain or ()]
+        if records is not None:
+            write_records(records, result.records)
+        if openmetrics is not None:
+            write_openmetrics(openmetrics, result, start_s)
+        if out is not None:
+            write_folder(out, result, summary)
+        if not as_json:
+            write("\n".join([render(summary, color=wants_color()), *lives]))
+        interrupted = result.interrupted
+        if advise and not interrupted:
+            advice = _advise(loaded, summary, jobs or os.cpu_count() or 1)
+            interrupted = advice["interrupted"]
+            summary["advice"] = advice
+            if out is not None:
+                write_folder(out, result, summary, ("summary.json", "report.html"))
+            if not as_json:
+                write("\n" + render_advice(advice, color=wants_color()))
+        if as_json:
+            for warning in summary["warnings"]:
+                complain(f"warning: {warning}")
+            for life in lives:
+                complain(life)
+            write(to_json(summary))
+        if interrupted:
+            raise typer.Exit(INTERRUPTED)
+        if check and objectives_missed(summary):
+            raise typer.Exit(MISSED)
+
+
+def _advise(loaded: Any, summary: dict[str, Any], jobs: int) -> dict[str, Any]:
+    from twin.report.advice import advise
+
+    if not sys.stderr.isatty():
+        return advise(loaded, summary, jobs)
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    words = TextColumn("{task.completed} of {task.total} single changes run")
+    console = Console(stderr=True)
+    with Progress(BarColumn(), words, TimeElapsedColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("", total=None)
+        return advise(
+            loaded, summary, jobs, lambda done, total: bar.update(task, completed=done, total=total)
+        )
+
+
+def _instant(text: str) -> float:
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        at = None
+    if at is None or at.tzinfo is None:
+        raise InputError(
+            f"--openmetrics-start {text}: must be an instant with a time zone, e.g. {START}"
+        )
+    return at.timestamp()
+
+
+def _check_parent(path: Path) -> None:
+    if path.is_dir():
+        raise InputError(f"--openmetrics {path}: is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise InputError(f"--openmetrics {path}: there is no folder {path.parent}; make it first")
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    """What `simulate` reports progress to: a bar on stderr if that is a terminal, else None."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    bar = Progress(
+        BarColumn(),
+        TextColumn("{task.fields[ended]} requests, {task.fields[at]} simulated"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task("", total=None, ended="0", at="0 s")
+
+        def update(ended: int, expected: int | None, now_ps: int) -> None:
+            of = "" if expected is None else f" of {expected:,}"
+            at = f"{now_ps / 1e12:,.1f} s"
+            bar.update(task, completed=ended, total=expected, ended=f"{ended:,}{of}", at=at)
+
+        yield update

@@ -1,0 +1,303 @@
+"""What a scenario comes to before it is run: memory, the time of a step, and which limit is met first.
+
+Everything here is arithmetic with means. It says where to look; only a run says how requests fare.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from twin.clock import PS, to_seconds
+from twin.report.tables import paragraph, table, to_text
+from twin.report.texts import count, duration, share
+from twin.report.traffic import CLOSED, load_of
+from twin.scenario import Scenario
+from twin.step_time.model import StepTime
+from twin.workload.formats.rows import TraceRow
+from twin.workload.prefixes import InfiniteCache
+from twin.workload.streams import Traffic, open_streams
+
+DRAWN = 2000
+"""Requests of the scenario's own traffic that the means are taken from."""
+
+LIMITS = {
+    "slots": "slots (max_num_seqs)",
+    "tokens": "tokens (max_num_batched_tokens)",
+    "kv": "KV blocks",
+}
+
+
+def explain(scenario: Scenario) -> dict[str, Any]:
+    """The arithmetic as plain data. Times are seconds, rates requests/s."""
+    traffic = _traffic(scenario)
+    return {
+        "scenario": scenario.name,
+        "memory": _memory(scenario),
+        "traffic": traffic,
+        "steps": _steps(scenario, traffic),
+        "load": _load(scenario, traffic),
+    }
+
+
+def render_explain(found: Mapping[str, Any], color: bool = False) -> str:
+    """The same for people, at most 80 columns wide."""
+    blocks = [_memory_text(found), _steps_text(found), _load_text(found)]
+    return "\n".join(to_text(block, color) for block in blocks)
+
+
+@dataclass(slots=True)
+class _Ended:
+    """What the traffic is told of a request."""
+
+    stream: int
+    session: str | None
+    outcome: str
+    finish_ps: int | None
+    output_tokens: int
+
+
+# --- figures ----------------------------------------------------------------------------------
+
+
+def _memory(scenario: Scenario) -> dict[str, Any]:
+    memory, engine = scenario.hardware.memory, scenario.engine
+    return {
+        "gpu_bytes": memory.memory_bytes,
+        "budget_bytes": memory.budget_bytes,
+        "weights_bytes": memory.weights_bytes,
+        "activation_bytes": memory.activation_bytes,
+        "runtime_bytes": memory.runtime_bytes,
+        "graph_bytes": memory.graph_bytes,
+        "kv_bytes": memory.kv_bytes,
+        "block_bytes": memory.block_bytes,
+        "estimated_blocks": memory.num_gpu_blocks,
+        "num_gpu_blocks": engine.num_gpu_blocks,
+        "kv_tokens": (engine.num_gpu_blocks - 1) * engine.block_size,
+        "text": memory.explain(),
+    }
+
+
+def _traffic(scenario: Scenario) -> dict[str, Any]:
+    """Means over the first requests. Replies take no time here, so users of a closed loop ask sooner than in a run."""
+    traffic = Traffic(open_streams(scenario.traffic, scenario.run.seed))
+    drawn = []
+    cache = InfiniteCache(scenario.engine.block_size)
+    for due_ps in islice(iter(traffic.next_ps, None), DRAWN):
+        request = traffic.pop().request
+        drawn.append(request)
+        cache.add(
+            TraceRow(
+                len(drawn),
+                due_ps,
+                request.prompt_tokens,
+                request.output_tokens,
+                request.prompt,
+                request.reply,
+            )
+        )
+        traffic.on_finish(
+            _Ended(request.stream, request.session, "completed", due_ps, request.output_tokens)
+        )
+    closed = any(load_of(stream) == CLOSED for stream in scenario.traffic)
+    first_ps, last_ps = drawn[0].arrival_ps, drawn[-1].arrival_ps
+    number = len(drawn)
+    hits = cache.hit_tokens() if scenario.engine.enable_prefix_caching else 0
+    return {
+        "drawn": number,
+        "prompt_tokens": sum(request.prompt_tokens for request in drawn) / number,
+        "cached_tokens": hits / number,
+        "output_tokens": sum(request.output_tokens for request in drawn) / number,
+        "rate": None if closed or last_ps == first_ps else (number - 1) * PS / (last_ps - first_ps),
+    }
+
+
+def _steps(scenario: Scenario, traffic: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One step of each kind with its parts."""
+    engine, times = scenario.engine, scenario.step_time
+    prompt = max(1, min(round(traffic["prompt_tokens"]), engine.max_model_len - 1))
+    context = min(prompt + round(traffic["output_tokens"] / 2), engine.max_model_len)
+    slots, budget = engine.active_limit, engine.token_budget
+    one = min(prompt, budget)
+    prompts = min(max(1, budget // one), slots)
+    half = max(1, slots // 2)
+    beside = min(one, budget - half)
+    kinds = {
+        "1 decode": (1, 0, 0),
+        f"{slots} decodes": (slots, 0, 0),
+        f"1 prompt of {one:,}": (0, 1, one),
+        f"{prompts:,} prompts of {one:,}": (0, prompts, one),
+    }
+    if beside > 0:
+        kinds[f"{half} decodes, 1 prompt"] = (half, 1, beside)
+    return [
+        {"kind": kind, **_parts(times, decodes, prompts, tokens, context)}
+        for kind, (decodes, prompts, tokens) in kinds.items()
+    ]
+
+
+def _parts(
+    times: StepTime, decodes: int, prompts: int, tokens_each: int, context: int
+) -> dict[str, Any]:
+    """A step of `decodes` at `context` tokens each and `prompts` of `tokens_each` new tokens."""
+    tokens, requests = decodes + prompts * tokens_each, decodes + prompts
+    pairs = prompts * tokens_each * (tokens_each + 1) // 2
+    parts = {
+        "dense_s": times.tokens_ps[tokens],
+        "prefill_attention_s": pairs * times.pair_num // times.pair_den,
+        "decode_attention_s": times.decode_base_ps[decodes]
+        + times.decode_context_ps[decodes] * decodes * context,
+        "sample_s": times.sample_ps[requests],
+        "host_s": times.host_ps[requests],
+        "gap_s": times.gap_ps,
+    }
+    whole = times.step_ps(tokens, requests, requests, pairs, decodes, decodes * context)
+    return {
+        "tokens": tokens,
+        "padded_tokens": times.padded_tokens(tokens),
+        **{name: to_seconds(ps) for name, ps in parts.items()},
+        "step_s": to_seconds(whole),
+    }
+
+
+def _load(scenario: Scenario, traffic: Mapping[str, Any]) -> dict[str, Any]:
+    """How many requests each limit lets run in one replica, and the rate at which as many do.
+
+    With R running, each on its way through `output` steps, a step decodes R tokens and computes R * new / output prompt
+    tokens, those that an endless prefix cache lacks. It takes d(R), so requests leave at R / (output * d(R)).
+    """
+    engine = scenario.engine
+    prompt, output = traffic["prompt_tokens"], traffic["output_tokens"]
+    cached = traffic["cached_tokens"]
+    kv_tokens = (engine.num_gpu_blocks - 1) * engine.block_size
+    at_most = {
+        "slots": engine.active_limit,
+        "tokens": int(engine.token_budget / (1 + (prompt - cached) / output)),
+        "kv": int(kv_tokens / (prompt + output / 2)),
+    }
+    rows = []
+    for name in sorted(at_most, key=lambda name: at_most[name]):
+        running = max(1, at_most[name])
+        row: dict[str, Any] = {"limit": name, "running": at_most[name]}
+        if running <= min(at_most["slots"], max(1, at_most["tokens"])):
+            step_s = _steady_step_s(scenario, running, traffic)
+            row |= {"rate": running / (output * step_s), "tpot_s": step_s}
+        else:
+            row |= {"rate": None, "tpot_s": None}
+        rows.append(row)
+    rate = traffic["rate"]
+    each = None if rate is None else rate / scenario.cluster.replicas
+    return {
+        "limits": rows,
+        "rate_per_replica": each,
+        "running": None if each is None else _running_at(scenario, each, traffic, rows[0]),
+    }
+
+
+def _steady_step_s(scenario: Scenario, running: int, traffic: Mapping[str, Any]) -> float:
+    times, engine = scenario.step_time, scenario.engine
+    prompt, cached, output = (
+        traffic[name] for name in ("prompt_tokens", "cached_tokens", "output_tokens")
+    )
+    new = round(running * (prompt - cached) / output)
+    tokens = min(running + new, engine.token_budget)
+    pairs = round(new * (prompt + cached) / 2)
+    context = round(running * (prompt + output / 2))
+    return to_seconds(times.step_ps(tokens, running, running, pairs, running, context))
+
+
+def _running_at(
+    scenario: Scenario, rate: float, traffic: Mapping[str, Any], first: Mapping[str, Any]
+) -> int | None:
+    """The fewest running requests at which as many leave as come; None if that is beyond the first limit."""
+    for running in range(1, first["running"] + 1):
+        if (
+            running / (traffic["output_tokens"] * _steady_step_s(scenario, running, traffic))
+            >= rate
+        ):
+            return running
+    return None
+
+
+# --- text -------------------------------------------------------------------------------------
+
+
+def _memory_text(found: Mapping[str, Any]) -> list[RenderableType]:
+    memory = found["memory"]
+    title = Text(f"{found['scenario']}: memory of one GPU", "bold")
+    gb = 1e9
+    made = table("", "GB")
+    for name, size in (
+        ("may be used", memory["budget_bytes"]),
+        ("weights", -memory["weights_bytes"]),
+        ("activations", -memory["activation_bytes"]),
+        ("libraries", -memory["runtime_bytes"]),
+        ("CUDA graphs", -memory["graph_bytes"]),
+        ("KV cache", memory["kv_bytes"]),
+    ):
+        made.add_row(name, f"{size / gb:,.2f}")
+    text = (
+        f"{count(memory['estimated_blocks'])} blocks of {count(memory['block_bytes'])} bytes fit; "
+        f"the engine has {count(memory['num_gpu_blocks'])}, for {count(memory['kv_tokens'])} tokens of all requests."
+    )
+    return [title, made, paragraph(text)]
+
+
+def _steps_text(found: Mapping[str, Any]) -> list[RenderableType]:
+    made = table("One step", "tokens", "dense", "prefill", "decode", "sample", "host", "in all")
+    made.columns[0].max_width = 24
+    for step in found["steps"]:
+        made.add_row(
+            step["kind"],
+            count(step["padded_tokens"]),
+            *(
+                duration(step[f"{part}_s"])
+                for part in (
+                    "dense",
+                    "prefill_attention",
+                    "decode_attention",
+                    "sample",
+                    "host",
+                    "step",
+                )
+            ),
+        )
+    traffic = found["traffic"]
+    text = (
+        f"Of the means of the first {count(traffic['drawn'])} requests: {traffic['prompt_tokens']:,.0f} prompt and "
+        f"{traffic['output_tokens']:,.0f} output tokens. Tokens with padding; prefill and decode are attention; dense "
+        "has the matrices and communication. With async scheduling host work hides behind the GPU's."
+    )
+    return [made, paragraph(text)]
+
+
+def _load_text(found: Mapping[str, Any]) -> list[RenderableType]:
+    load = found["load"]
+    made = table("Limit of a replica", "running", "requests/s", "TPOT")
+    made.columns[0].max_width = 32
+    for row in load["limits"]:
+        made.add_row(
+            LIMITS[row["limit"]],
+            count(row["running"]),
+            "-" if row["rate"] is None else f"{row['rate']:.3g}",
+            duration(row["tpot_s"]),
+        )
+    first, rate = load["limits"][0], load["rate_per_replica"]
+    text = f"As load grows, {LIMITS[first['limit']]} are the first to be used up"
+    text += (
+        "." if first["rate"] is None else f", at about {first['rate']:.3g} requests/s a replica."
+    )
+    if rate is not None and load["running"] is None:
+        text += f" The scenario asks for {rate:.3g}: more than that, so the queue grows."
+    elif rate is not None:
+        used = share(load["running"] / first["running"])
+        text += f" The scenario asks for {rate:.3g}, about {count(load['running'])} running at once ({used} of them)."
+    cached = share(found["traffic"]["cached_tokens"] / found["traffic"]["prompt_tokens"])
+    text += (
+        f" This is arithmetic with means, {cached} of prompt tokens taken from an endless prefix cache, no policy; "
+        "twin run tells how requests fare."
+    )
+    return [made, paragraph(text)]

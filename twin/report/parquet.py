@@ -1,0 +1,56 @@
+"""Records and time series as Parquet files, for notebooks and other tools."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from twin.clock import PS
+from twin.metrics.records import RequestRecord
+from twin.metrics.timeseries import TimeSeries
+from twin.report.records_file import COLUMNS, TIMES
+
+TEXT = ("tier", "tenant", "session", "outcome", "reason")
+
+
+def write_requests(path: Path, records: Iterable[RequestRecord]) -> None:
+    """One row a request, in the order of `records`. Times are seconds; `itl_s` lists the gaps between tokens."""
+    import pyarrow as pa
+
+    ordered = list(records)
+    columns: dict[str, Any] = {}
+    for name in COLUMNS:
+        if name in TIMES:
+            attribute = name.removesuffix("_s") + "_ps"
+            values = [_seconds(getattr(record, attribute)) for record in ordered]
+            columns[name] = pa.array(values, pa.float64())
+        else:
+            kind = pa.string() if name in TEXT else pa.int64()
+            columns[name] = pa.array([getattr(record, name) for record in ordered], kind)
+    gaps = [[gap / PS for gap in record.itl_ps] for record in ordered]
+    columns["itl_s"] = pa.array(gaps, pa.list_(pa.float64()))
+    _write(path, columns)
+
+
+def write_series(path: Path, series: TimeSeries) -> None:
+    """One row an instant and replica; docs/metrics.md defines the columns."""
+    import pyarrow as pa
+
+    rows = list(series.rows())
+    columns = {}
+    for name in rows[0]:
+        values = [row[name] for row in rows]
+        whole = all(value is None or isinstance(value, int) for value in values)
+        is_rate = name.split(".")[0].endswith("_per_s") or name == "busy"
+        columns[name] = pa.array(values, pa.int64() if whole and not is_rate else pa.float64())
+    _write(path, columns)
+
+
+def _write(path: Path, columns: dict[str, Any]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table(columns), path, compression="zstd")
+
+
+def _seconds(ps: int | None) -> float | None:
+    return None if ps is None else ps / PS
