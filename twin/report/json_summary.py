@@ -15,7 +15,7 @@ from twin.metrics.estimated_wait import wait_errors
 from twin.metrics.policy_statistics import merge_policy_stats
 from twin.metrics.preemptions import count_preemptions
 from twin.metrics.summary import LATENCIES, TierSummary, summarize_tiers, total_counts
-from twin.report.traffic import traffic
+from twin.report.traffic import timeout_warning, traffic
 from twin.report.verdict import verdict
 from twin.simulation import Result
 from twin.workload.trace import TraceStream
@@ -45,7 +45,7 @@ def summarize(result: Result) -> dict[str, Any]:
         "kv_blocks": scenario.engine.num_gpu_blocks - 1,
         "block_size": scenario.engine.block_size,
     }
-    warnings = [*result.warnings, preempted.warning()]
+    warnings = [*result.warnings, timeout_warning(result), preempted.warning()]
     return {
         "scenario": scenario.name,
         "model": scenario.model.name,

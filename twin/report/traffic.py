@@ -33,6 +33,17 @@ def traffic(result: Result) -> list[dict[str, Any]]:
     ]
 
 
+def timeout_warning(result: Result) -> str | None:
+    """What time-outs did to the figures; None if nobody left."""
+    left = sum(record.outcome == "timed_out" for record in result.records)
+    if not left:
+        return None
+    return (
+        f"{left:,} of {len(result.records):,} requests left at a time-out of their client; what was generated for them "
+        "was work for nothing, and counts as neither good nor completed"
+    )
+
+
 def load_of(stream: Stream) -> str:
     """OPEN or CLOSED."""
     closed = isinstance(stream, SyntheticStream) and isinstance(stream.arrivals, Closed)
