@@ -141,6 +141,7 @@ def test_forms_of_the_same_trace(tmp_path, text):
         (HEADER.encode() + b"\xff\xfe\x80\n", r"line 2: not text in UTF-8 \(byte 0xff\)"),
         (b"\x89PNG\r\n\x1a\n\x00", r"line 1: not text in UTF-8 \(byte 0x89\)"),
         (b"\x00\x01\x02", "line 1: the file is binary"),
+        ((HEADER + ROW).replace("\n", "\r"), "line 1: lines end in CR alone"),
         ("\ufeff".encode("utf-16") + HEADER.encode("utf-16"), "line 1: the file is in UTF-16"),
         (b"x" * (1 << 24), "line 1: the line is longer than"),
     ],
@@ -179,6 +180,7 @@ def test_files_that_cannot_be_read(tmp_path):
     for path, message in [
         (str(tmp_path / "none.csv"), "none.csv: cannot be read: No such file"),
         (str(tmp_path), "cannot be read: Is a directory"),
+        ("nul\0.csv", r"'nul\\x00.csv': cannot be read"),
         (write(tmp_path, whole[:-20], "cut.csv.gz"), "not a whole gzip file"),
     ]:
         with pytest.raises(InputError, match=message):

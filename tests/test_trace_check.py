@@ -308,6 +308,19 @@ def test_names_are_counted_and_doubled_ids_kept_apart(tmp_path):
     assert sessions.startswith("1 requests do not continue their session, the first in line 4 ('s'")
 
 
+def test_lines_that_are_there_twice_are_counted_and_kept(tmp_path):
+    path = written(
+        tmp_path, row(0), row(1, 7), row(1, 8), row(1, 7), row(1, 7), row(2, 7), row(3, 20_000_000)
+    )
+    found = checked(path)
+    assert (found["requests"], found["repeated_lines"]) == (7, 2)
+    twice, long = found["warnings"][:2]
+    assert twice.startswith(
+        "lines that say the same as another of their instant: 2, the first is line 4"
+    )
+    assert long.startswith("the longest prompt has 20,000,000 tokens")
+
+
 def test_malformed_lines_are_named_and_the_rest_counted(tmp_path):
     rows = [(f"2023-11-16 18:{i // 60:02d}:{i % 60:02d}", i % 3, 1) for i in range(300)]
     found = checked(azure_csv(tmp_path, rows), listed=7)

@@ -25,6 +25,7 @@ TICK_UNIT_PS = PS // 100
 MOST_STEPS = 10_000
 """Different steps between stamps that are counted; a coarse clock has few."""
 DAY = 86_400
+LONGEST_PROMPT = 10_000_000
 IDLE_SHARE, IDLE_RATE = 0.1, 0.2
 """The beginning is called idle if this share of the time runs at less than this multiple of the mean rate."""
 
@@ -104,6 +105,10 @@ class _Looked:
         self._prompt: Counter[int] = Counter()
         self._output: Counter[int] = Counter()
         self._cache = InfiniteCache()
+        self._at_stamp: set[tuple[object, ...]] = set()
+        """All that rows of the last stamp say."""
+        self._repeated = 0
+        self._repeated_line = 0
         self._few_ids = 0
         self._few_ids_line = 0
         self._names = Names()
@@ -119,7 +124,14 @@ class _Looked:
         at_ps = row.at_ps
         if not self.rows:
             self._first_ps, self._stamps = at_ps, 1
-        elif at_ps != self._last_ps:
+            self._at_stamp = {row[2:]}
+        elif at_ps == self._last_ps:
+            if row[2:] in self._at_stamp:
+                self._repeated += 1
+                self._repeated_line = self._repeated_line or row.line
+            self._at_stamp.add(row[2:])
+        else:
+            self._at_stamp = {row[2:]}
             if len(self._steps) < MOST_STEPS:
                 self._steps[round((at_ps - self._last_ps) / TICK_UNIT_PS)] += 1
             self._stamps += 1
@@ -144,6 +156,7 @@ class _Looked:
             "format_title": self.format.title,
             "detected": self.why,
             "requests": self.rows,
+            "repeated_lines": self._repeated,
             "malformed": {
                 "total": self.faults.total(),
                 "kinds": {kind: self.faults[kind] for kind in FAULT_KINDS if self.faults[kind]},
@@ -224,10 +237,18 @@ class _Looked:
                 "the format another? The rest of such a prompt counts as text of its own"
             )
         yield from self._names.warnings()
+        if self._repeated:
+            yield (
+                f"lines that say the same as another of their instant: {self._repeated:,}, the first is line "
+                f"{self._repeated_line}; either requests that look alike or lines that are there twice, all of them count"
+            )
         if not whole_lines:
             yield "the last line has no line end: if the file was cut short, its last number is too"
         if not self.rows:
             return
+        longest = found["prompt_tokens"]["max"]
+        if longest > LONGEST_PROMPT:
+            yield f"the longest prompt has {longest:,} tokens, more than any model takes"
         time = found["time"]
         rate = time["mean_rate"]
         if rate is None and self.rows > 1:

@@ -30,8 +30,8 @@ def open_bytes(path: str) -> Iterator[IO[bytes]]:
     """The content of a file, unpacked if it is gzip (by its first bytes). Raises InputError if it cannot be opened."""
     try:
         raw = open(path, "rb")  # noqa: SIM115  closed below
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise _unreadable(path, error) from None
     with raw:
         packed = raw.peek(2)[:2] == GZIP
         yield io.BufferedReader(gzip.GzipFile(fileobj=raw), 1 << 18) if packed else raw
@@ -42,8 +42,13 @@ def first_bytes(path: str, count: int) -> bytes:
     try:
         with open(path, "rb") as file:
             return file.read(count)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: str, error: Exception) -> InputError:
+    name = path if path and path.isprintable() else repr(path)
+    return InputError(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}")
 
 
 def count_lines(path: str) -> int:
@@ -97,6 +102,8 @@ def lines(path: str) -> Iterator[tuple[int, str] | Fault]:
 def _no_text_file(start: bytes) -> Fault | None:
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
         return Fault(1, "text", "the file is in UTF-16; save it as UTF-8", fatal=True)
+    if b"\r" in start.rstrip(b"\r\n"):
+        return Fault(1, "text", "lines end in CR alone; write them with LF or CRLF", fatal=True)
     if b"\0" in start:
         return Fault(
             1, "text", "the file is binary; a trace is text, plain or gzip, or Parquet", True
