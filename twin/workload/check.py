@@ -239,8 +239,8 @@ class _Looked:
         yield from self._names.warnings()
         if self._repeated:
             yield (
-                f"lines that say the same as another of their instant: {self._repeated:,}, the first is line "
-                f"{self._repeated_line}; either requests that look alike or lines that are there twice, all of them count"
+                f"lines that say the same as another of their instant: {self._repeated:,}, the first is "
+                f"line {self._repeated_line}; they look alike or are there twice, and all of them count"
             )
         if not whole_lines:
             yield "the last line has no line end: if the file was cut short, its last number is too"
