@@ -287,6 +287,9 @@ def _unknown_key(path: KeyPath, location: KeyPath) -> str:
         elsewhere = OTHER_STREAM.get(str(location[2]), {})
         if key in elsewhere:
             return f"unknown key here: {elsewhere[key]}"
+    if key in known:
+        section = next(step for step in reversed(path[:-1]) if isinstance(step, str))
+        return f"unknown key here: other forms of {section} have it, this one does not; remove it"
     return f"unknown key; {_suggestion(key, known) or 'known: ' + ', '.join(known)}".rstrip()
 
 
