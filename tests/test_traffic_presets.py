@@ -204,6 +204,15 @@ def test_what_cannot_be_is_refused(stream, message):
         loaded(**{"requests": 9} | stream)
 
 
+def test_prompts_that_are_all_too_long_are_refused():
+    stream = {"preset": "agentic-appworld", "rate": 1, "requests": 9}
+    with pytest.raises(
+        InputError,
+        match=r"traffic\.0\.preset: no request of this stream can ever run: every prompt has",
+    ):
+        load_scenario(document(traffic=[stream]))
+
+
 # --- on the terminal ----------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from twin.engine.config import EngineConfig
 from twin.errors import InputError
 from twin.scenario_faults import Origin, check, unknown
 from twin.scenario_streams import stream_of
+from twin.scenario_traffic import PresetStream
 from twin.scenario_yaml import apply_override, parse, plain_copy
 from twin.scheduling import PolicyConfig, fingerprint
 from twin.step_time.catalogue import MODELS, GpuSpec, ModelSpec, find_gpu, find_model, parse_model
@@ -187,8 +188,9 @@ def _build(document: schema.Document, origin: Origin) -> Scenario:
         stream_of(stream, i, taken, default_tier, origin, traffic_presets)
         for i, stream in enumerate(document.traffic)
     )
-    for i, stream in enumerate(traffic):
-        _check_can_run(stream, i, engine.max_model_len, origin)
+    for i, (stream, written) in enumerate(zip(traffic, document.traffic, strict=True)):
+        key = "preset" if isinstance(written, PresetStream) else "prompt_tokens"
+        _check_can_run(stream, i, key, engine.max_model_len, origin)
     if document.cluster.router not in ROUTERS:
         origin.fail(("cluster", "router"), unknown(document.cluster.router, ROUTERS))
     build.check_objectives(document, traffic, origin)
@@ -237,7 +239,9 @@ def _resolved(document: schema.Document, origin: Origin) -> dict[str, Any]:
     return data
 
 
-def _check_can_run(stream: Stream, index: int, max_model_len: int, origin: Origin) -> None:
+def _check_can_run(
+    stream: Stream, index: int, key: str, max_model_len: int, origin: Origin
+) -> None:
     """Refuse a stream of which no request can ever run: every prompt fills the context or more."""
     if isinstance(stream, TraceStream):
         key, shortest = "trace", 0
@@ -248,7 +252,7 @@ def _check_can_run(stream: Stream, index: int, max_model_len: int, origin: Origi
                 shortest = min(shortest or row.prompt_tokens, row.prompt_tokens)
         what = f"the shortest prompt in {stream.path} has {shortest} tokens"
     else:
-        key, shortest = "prompt_tokens", stream.fewest_prompt_tokens
+        shortest = stream.fewest_prompt_tokens
         if shortest < max_model_len:
             return
         what = f"every prompt has at least {shortest} tokens"
