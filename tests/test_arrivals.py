@@ -254,7 +254,7 @@ def test_what_is_written_is_what_is_meant(written, meant):
         ({"process": "batch", "at": [5, 3], "size": 1}, "the instants in at must ascend"),
         ({"process": "batch", "at": [5], "size": 1, "every": 5}, "every must be later than the last instant"),
         ({"process": "closed", "users": 0}, "arrivals.users: must be >= 1"),
-        ({"process": "closed", "users": 5, "rate": 2}, "arrivals.rate: unknown key here: other forms of arrivals have it"),
+        ({"process": "closed", "users": 5, "rate": 2}, "arrivals.rate: unknown key here: other forms of arrivals"),
         ({"process": "posson", "rate": 1}, "arrivals.process: 'posson' is not known; choose one of constant, poisson"),
         ({"rate": 1}, "arrivals.process: is missing"),
     ],

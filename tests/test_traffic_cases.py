@@ -1,5 +1,6 @@
 """What users of traffic generators stumbled over; each test names the thread it comes from."""
 
+from itertools import pairwise
 from math import exp, log
 
 import pytest
@@ -106,7 +107,7 @@ def test_an_open_loop_does_not(tmp_path):
     assert arrivals[0] == arrivals[1]
     levels = in_flight(slow.records)
     quarters = [max(n for t, n in levels if t <= q * arrivals[1][-1] // 4) for q in (1, 2, 3, 4)]
-    assert all(later > earlier + 50 for earlier, later in zip(quarters, quarters[1:], strict=False))
+    assert all(later > earlier + 50 for earlier, later in pairwise(quarters))
     assert max(n for _, n in in_flight(fast.records)) < 40
     [told] = summarize(slow)["traffic"]
     assert (told["load"], told["arrivals"]) == ("open", "poisson, 20/s")
