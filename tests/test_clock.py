@@ -22,7 +22,9 @@ def test_an_instant_handed_out_as_a_float_is_not_late(ps):
     assert ceil_ps(to_seconds(ps)) <= ps
 
 
-@pytest.mark.parametrize(("text", "ps"), [("0.1", PS // 10), (0.1, PS // 10), ("1e-12", 1), (3, 3 * PS)])
+@pytest.mark.parametrize(
+    ("text", "ps"), [("0.1", PS // 10), (0.1, PS // 10), ("1e-12", 1), (3, 3 * PS)]
+)
 def test_decimal_digits_are_read_exactly(text, ps):
     assert to_ps(text) == ps
 

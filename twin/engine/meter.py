@@ -75,6 +75,9 @@ class Meter:
             (priorities, {}, set()) if core.policy is None else _tiers(core.policy)
         )
         self._ranks = ranks
+        # Where a policy puts a tier it does not know.
+        config = None if core.policy is None else core.policy.config
+        self._other_tier = None if config is None else config.default_tier or config.tiers[0].name
         self._preemptible: set[str] = preemptible
         self._yielding: dict[Hashable, int] = {}  # running requests that may give way -> rank
         self._yielding_of = [0] * (max(ranks.values(), default=0) + 1)  # how many, by rank
@@ -85,21 +88,21 @@ class Meter:
 
     def arrives(self, life: Life, now_ps: int) -> None:
         """A request reaches the engine: what it can expect to wait."""
-        request, core = life.request, self._core
+        request, core, tier = life.request, self._core, self._tier(life)
         config = core.config
         blocks = -(-request.prompt_tokens // config.block_size)
         is_full = len(core.running_requests) >= config.active_limit or blocks > core.pool.num_free
         is_queueing = self.limit in QUEUEING
-        if self._yielding and any(self._yielding_of[self._ranks.get(request.tier, 0) + 1 :]):
+        if self._yielding and any(self._yielding_of[self._ranks.get(tier, 0) + 1 :]):
             is_full = is_queueing = False  # somebody will give way
         left_ps = max(0, self.step_end_ps - now_ps)
         # With async scheduling the step after the present one is planned already.
         lag_ps = left_ps + self._step_ps if left_ps and config.async_scheduling else left_ps
         life.estimated_wait_ps = self._waits.estimate(
-            request.tier, request.prompt_tokens, is_full, is_queueing, lag_ps, now_ps
+            tier, request.prompt_tokens, is_full, is_queueing, lag_ps, now_ps
         )
         life.queued_tokens = request.prompt_tokens
-        self._waits.wait(request.tier, request.prompt_tokens)
+        self._waits.wait(tier, request.prompt_tokens)
         self._counts_work = self._counts_work or life.is_impatient
 
     def starts(self, life: Life, now_ps: int) -> None:
@@ -126,6 +129,11 @@ class Meter:
             left_s = to_seconds(finish_ps)
             self._tell(life, "timeout", now_ps, reason=reason, left_s=left_s)
 
+    def _tier(self, life: Life) -> str:
+        """The tier of the policy that a request belongs to."""
+        tier = life.request.tier
+        return tier if self._other_tier is None or tier in self._ranks else self._other_tier
+
     def _stop_yielding(self, rid: Hashable) -> None:
         rank = self._yielding.pop(rid, None)
         if rank is not None:
@@ -134,7 +142,7 @@ class Meter:
     def _unqueue(self, life: Life) -> int:
         tokens = life.queued_tokens
         if tokens:
-            self._waits.leave(life.request.tier, tokens)
+            self._waits.leave(self._tier(life), tokens)
             life.queued_tokens = 0
         return tokens
 
@@ -145,7 +153,7 @@ class Meter:
         core = self._core
         for request in step.admitted:
             life = self._lives[request.rid]
-            tier = life.request.tier
+            tier = self._tier(life)
             if tier in self._preemptible:
                 self._yielding[request.rid] = self._ranks[tier]
                 self._yielding_of[self._ranks[tier]] += 1
@@ -308,7 +316,7 @@ class Meter:
         if self._listener is None or self._core.policy is None:
             return
         rank: int = self._core.policy.run_key(life.engine.job)[0]
-        ranks = self._ranks.get(life.request.tier, rank) - rank
+        ranks = self._ranks.get(self._tier(life), rank) - rank
         if ranks > 0:
             self._tell(life, "promotion", now_ps, ranks=ranks)
 

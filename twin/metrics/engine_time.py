@@ -62,6 +62,8 @@ class EngineTime:
     def uses_ps(self, busy_ps: int, total_time_ps: int) -> dict[str, int]:
         """Picoseconds by USES, which add up to `total_time_ps`; `busy_ps` of it was steps."""
         spent = {name: total_ps(getattr(self, name)) for name in ("recomputed", "padded", "wasted")}
+        # A client that left has its whole share of the last step, of which the end of the run may have cut a part.
+        spent["wasted"] = min(spent["wasted"], busy_ps - spent["recomputed"] - spent["padded"])
         useful = busy_ps - sum(spent.values())
         whole = {"useful": useful, **spent, "idle": total_time_ps - busy_ps}
         return {name: whole[name] for name in USES}

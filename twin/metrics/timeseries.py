@@ -164,7 +164,8 @@ class Sampler:
             self._thin_out()
         elif instants == FORESIGHT:
             done = self._share_done(self.next_ps)
-            while done and self.next_ps / done > most * self._period_ps:
+            whole_ps = self.next_ps / done if done else 0.0
+            while whole_ps >= most * self._period_ps:
                 self._thin_out()
 
     def _thin_out(self) -> None:
