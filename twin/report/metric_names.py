@@ -21,6 +21,13 @@ LATENCY_BUCKETS = (
 )  # fmt: skip
 PREEMPTION_BUCKETS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 
+
+def one_two_five(most: int) -> tuple[float, ...]:
+    """1, 2, 5, 10, ... up to `most`, as vLLM's buckets of tokens."""
+    numbers = (digit * 10**n for n in range(10) for digit in (1, 2, 5))
+    return tuple(float(number) for number in numbers if number <= most)
+
+
 Kind = Literal["gauge", "counter", "histogram"]
 
 

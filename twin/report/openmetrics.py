@@ -17,7 +17,7 @@ from twin.errors import InputError
 from twin.metrics.gauges import Gauges
 from twin.metrics.records import RequestRecord
 from twin.metrics.summary import is_good, limits_of
-from twin.report.metric_names import TWIN, VLLM, Metric
+from twin.report.metric_names import TWIN, VLLM, Metric, one_two_five
 from twin.simulation import Result
 
 MOST_LINES = 400_000
@@ -89,7 +89,7 @@ class _Exposition:
     def lines(self, metric: Metric) -> Iterator[str]:
         """All samples of a metric, series by series in the order of time."""
         if metric.kind == "histogram":
-            bounds = metric.buckets or _one_two_five(self._scenario.engine.max_model_len)
+            bounds = metric.buckets or one_two_five(self._scenario.engine.max_model_len)
             for labels, observed in self._histogram(metric):
                 yield from self._buckets(metric.name, labels, bounds, observed)
             return
@@ -302,12 +302,6 @@ def _cumulate(
     sums = np.zeros(len(instants))
     np.add.at(sums, rows[seen], values[seen])
     return counts.cumsum(axis=0).cumsum(axis=1), sums.cumsum()
-
-
-def _one_two_five(most: int) -> tuple[float, ...]:
-    """1, 2, 5, 10, ... up to `most`, as vLLM's buckets of tokens."""
-    numbers = (digit * 10**n for n in range(10) for digit in (1, 2, 5))
-    return tuple(float(number) for number in numbers if number <= most)
 
 
 def _braces(labels: Labels) -> str:
