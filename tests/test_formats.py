@@ -436,6 +436,22 @@ def test_malformed_lines_of_our_own(tmp_path, text, line, kind):
     assert faults(write(tmp_path, text)) == [(line, kind)]
 
 
+def test_numbers_in_quotes_are_numbers(tmp_path):
+    line = '{"arrival_s": "1.5", "prompt_tokens": "10", "output_tokens": 1, "prompt": [["3", "4"]]}'
+    assert read(write(tmp_path, line))[0][1:5] == (3 * PS // 2, 10, 1, ((3, 4),))
+    for prompt in (
+        "[[3, 0]]",
+        "[[3, 1e3]]",
+        "[[-3, 1]]",
+        '["ab"]',
+        '[{"a": 1, "b": 2}]',
+        "[[1, 2, 3]]",
+        "7",
+    ):
+        bad = write(tmp_path, line.replace('[["3", "4"]]', prompt))
+        assert [line for line, _ in faults(bad)] == [1]
+
+
 def test_a_name_over_two_lines_is_refused_by_csv(tmp_path):
     rows = [TraceRow(1, 0, 1, 1, tenant="a\nb")]
     with pytest.raises(InputError, match=r"tenant: .* line end.*; write twin-jsonl"):

@@ -105,8 +105,9 @@ class _Looked:
         self._prompt: Counter[int] = Counter()
         self._output: Counter[int] = Counter()
         self._cache = InfiniteCache()
+        self._last_row: TraceRow | None = None
         self._at_stamp: set[tuple[object, ...]] = set()
-        """All that rows of the last stamp say."""
+        """All that rows of the last stamp say, if there are several."""
         self._repeated = 0
         self._repeated_line = 0
         self._few_ids = 0
@@ -124,19 +125,15 @@ class _Looked:
         at_ps = row.at_ps
         if not self.rows:
             self._first_ps, self._stamps = at_ps, 1
-            self._at_stamp = {row[2:]}
         elif at_ps == self._last_ps:
-            if row[2:] in self._at_stamp:
-                self._repeated += 1
-                self._repeated_line = self._repeated_line or row.line
-            self._at_stamp.add(row[2:])
+            self._compare(row)
         else:
-            self._at_stamp = {row[2:]}
+            self._at_stamp.clear()
             if len(self._steps) < MOST_STEPS:
                 self._steps[round((at_ps - self._last_ps) / TICK_UNIT_PS)] += 1
             self._stamps += 1
         self.rows += 1
-        self._last_ps = at_ps
+        self._last_ps, self._last_row = at_ps, row
         self._gaps.add(at_ps)
         self.load.add(at_ps, row.prompt_tokens, row.output_tokens)
         self._prompt[row.prompt_tokens] += 1
@@ -148,6 +145,15 @@ class _Looked:
                 self._few_ids += 1
                 self._few_ids_line = self._few_ids_line or row.line
         self._names.add(row)
+
+    def _compare(self, row: TraceRow) -> None:
+        """A row of the same instant as the last one: does it say the same as any of this instant?"""
+        if not self._at_stamp and self._last_row is not None:
+            self._at_stamp.add(self._last_row[2:])
+        if row[2:] in self._at_stamp:
+            self._repeated += 1
+            self._repeated_line = self._repeated_line or row.line
+        self._at_stamp.add(row[2:])
 
     def result(self, whole_lines: bool) -> dict[str, Any]:
         """All of it, as plain data."""

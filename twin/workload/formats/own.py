@@ -15,6 +15,8 @@ from twin.workload.formats.files import Parse, present, read_csv, read_jsonl, wr
 from twin.workload.formats.names import csv_field, name_or_none
 from twin.workload.formats.rows import HELD, Format, MalformedError, Rows, TraceRow
 from twin.workload.formats.values import (
+    MAX_CONTENT,
+    MAX_TOKENS,
     Clock,
     content_id,
     duration_ps,
@@ -39,7 +41,7 @@ def _row(line: int, at_ps: int, values: dict[str, Any], prompt: Any) -> TraceRow
         return None if value is None or value == "" else read(key, value)
 
     prompt_tokens = tokens("prompt_tokens", values["prompt_tokens"])
-    if prompt is not None and sum(length for _, length in prompt) > prompt_tokens:
+    if prompt is not None and sum([length for _, length in prompt]) > prompt_tokens:
         raise MalformedError(
             "content",
             f"prompt: its parts have {sum(length for _, length in prompt):,} tokens, more than prompt_tokens "
@@ -167,11 +169,18 @@ def read_own_jsonl(path: str) -> Rows:
 def _json_prompt(value: Any) -> tuple[tuple[int, int], ...] | None:
     if value is None:
         return None
-    if not isinstance(value, list) or not all(
-        isinstance(part, list) and len(part) == 2 for part in value
-    ):
-        raise MalformedError("content", f"prompt: {shown(value)} must be [[id, tokens], ...]")
-    return tuple([_segment(*part) for part in value])
+    try:
+        segments = tuple([(content, length) for content, length in value])
+    except (TypeError, ValueError):
+        raise MalformedError(
+            "content", f"prompt: {shown(value)} must be [[id, tokens], ...]"
+        ) from None
+    for content, length in segments:
+        if not (type(content) is int and type(length) is int and 0 <= content < MAX_CONTENT):
+            return tuple([_segment(*segment) for segment in segments])
+        if not 0 < length <= MAX_TOKENS:
+            tokens("prompt", length)
+    return segments
 
 
 def write_own_jsonl(path: str, rows: Iterable[TraceRow]) -> None:
