@@ -252,12 +252,17 @@ class PolicyScheduling:
         return job
 
     def _tier_of(self, extra: dict[str, Any]) -> str:
-        """The tier asked for if there is one of that name, else the default one, else the first."""
+        """The tier asked for if there is one of that name, else the default one, else the first.
+
+        Under a policy that takes every request the tier says nothing to it but is what an order of the user's sees.
+        """
         names = [tier.name for tier in self.policy_config.tiers]
         tier = extra.get("tier")
+        if names == ["*"]:
+            return "ONLINE" if tier is None else str(tier)
         if tier in names:
             return str(tier)
-        if tier is not None and names != ["*"]:
+        if tier is not None:
             logger.warning("vllm_xargs.tier %r is not one of %s, default used", tier, names)
         return self.policy_config.default_tier or names[0]
 

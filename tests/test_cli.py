@@ -340,6 +340,30 @@ def test_a_reader_that_leaves_early_causes_no_traceback(scenario):
     assert (process.returncode, err) == (141, "")
 
 
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_closed_stdout_is_a_message(scenario, options):
+    command = [sys.executable, "-m", "twin", "run", str(scenario), *options]
+    shell = ["sh", "-c", '"$@" >&-', "sh", *command]
+    run = subprocess.run(shell, cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert run.returncode == 2
+    assert run.stderr == "error: the result cannot be written: stdout is closed\n"
+
+
+def test_a_closed_stderr_changes_no_status():
+    shell = ["sh", "-c", '"$@" 2>&-', "sh", sys.executable, "-m", "twin", "run", "no.yaml"]
+    assert subprocess.run(shell, cwd=ROOT, timeout=60).returncode == 2
+
+
+def test_an_order_that_fails_in_the_run_is_a_message(twin, scenario, monkeypatch):
+    monkeypatch.syspath_prepend(scenario.parent)
+    (scenario.parent / "failing_order.py").write_text("def f(job, view): return 1 / 0\n")
+    override = "policy={tiers: [{name: '*', order: failing_order.f}]}"
+    status, out, err = twin("run", scenario, "--set", override)
+    assert (status, out) == (2, "")
+    assert err.startswith("error: policy: order 'failing_order.f' failed on Job(")
+    assert "ZeroDivisionError" in err
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full, which Linux has")
 def test_a_full_disk_is_a_message(scenario):
     with open("/dev/full", "w") as full:

@@ -299,7 +299,8 @@ def test_a_run_that_turns_in_circles_ends_too(monkeypatch):
 
     monkeypatch.setattr(simulation, "PATIENCE_EVENTS", 1000)
     monkeypatch.setattr(EngineCore, "update", forget)
-    scenario = load_scenario(document(traffic=[at_once(100, 5)]), ["engine.async_scheduling=false"])
+    overrides = ["engine.async_scheduling=false", "run.engine_mode=stepped"]
+    scenario = load_scenario(document(traffic=[at_once(100, 5)]), overrides)
     with pytest.raises(NoProgressError, match=r"none has ended in \d+ events"):
         simulate(scenario)
 

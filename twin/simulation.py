@@ -28,6 +28,7 @@ from twin.metrics.timeseries import Sampler, TimeSeries
 from twin.scenario import Scenario, load_scenario
 from twin.scenario_build import PRIORITY_TIERS
 from twin.scheduling.decisions import Decision
+from twin.scheduling.orders import OrderError
 from twin.workload.request import Request
 from twin.workload.source import Arrival
 from twin.workload.streams import Traffic, open_streams
@@ -272,6 +273,8 @@ class _Run:
                 raise self._no_progress("nothing more will happen") from None
         except Stuck:
             raise self._no_progress("the engine plans at one instant without end") from None
+        except OrderError as error:
+            raise InputError(f"policy: {error}") from error
         except KeyboardInterrupt:
             return True
         return bool(pressed)

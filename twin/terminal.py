@@ -3,7 +3,8 @@
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import TextIO
 
 import typer
 
@@ -29,22 +30,34 @@ def errors() -> Iterator[None]:
 
 def wants_color() -> bool:
     """Whether stdout is a terminal that may be written to in colour."""
-    return sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    stdout = _open(sys.stdout)
+    return stdout is not None and stdout.isatty() and "NO_COLOR" not in os.environ
 
 
 def complain(message: str) -> None:
-    """One line on stderr."""
-    sys.stderr.write(f"{message}\n")
+    """One line on stderr, if there is one: a complaint that cannot be heard changes no exit status."""
+    stderr = _open(sys.stderr)
+    if stderr is not None:
+        with suppress(OSError):
+            stderr.write(f"{message}\n")
 
 
 def write(text: str) -> None:
     """Write to stdout; a reader that has gone (`twin run ... | head`) ends the command quietly."""
+    stdout = _open(sys.stdout)
+    if stdout is None:
+        raise InputError("the result cannot be written: stdout is closed")
     try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        stdout.write(text)
+        stdout.flush()
     except OSError as error:
         # The interpreter flushes once more on leaving; that must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
         if isinstance(error, BrokenPipeError):
             raise typer.Exit(BROKEN_PIPE) from None
         raise InputError(f"the result cannot be written: {error.strerror}") from None
+
+
+def _open(stream: TextIO | None) -> TextIO | None:
+    """The stream; None where the shell closed it (`>&-`), which the types of `sys` leave out."""
+    return stream

@@ -49,10 +49,12 @@ BAD_TIERS: list[tuple[dict[str, Any], list[str]]] = [
     ({"mix": 1}, ["mix", "at least 2", "1"]),
     ({"rank": -1}, ["rank", "at least 0", "-1"]),
     ({"ttft_target": 0.0}, ["ttft_target", "above 0", "0.0"]),
+    ({**HELD, "max_wait": 1e7}, ["max_wait", "at most 1,000,000 seconds"]),
 ]
 
 BAD_POLICIES: list[tuple[dict[str, Any], list[str]]] = [
     ({"tiers": []}, ["tiers", "at least one"]),
+    ({"tiers": [{"name": str(i)} for i in range(101)]}, ["tiers", "at most 100", "101"]),
     ({"tiers": "ONLINE"}, ["tiers", "list", "'ONLINE'"]),
     ({"tiers": ["ONLINE"]}, ["tiers[0]", "mapping", "'ONLINE'"]),
     ({"tiers": [{"order": "fcfs"}]}, ["tiers[0]", "no name"]),

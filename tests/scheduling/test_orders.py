@@ -1,12 +1,13 @@
 """The contract of an order, kept by every order there is, and orders of the user's own by dotted path."""
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from twin.scheduling import Job, Policy, PolicyConfig
-from twin.scheduling.orders import ORDERS, View, resolve_order
+from twin.scheduling.orders import ORDERS, OrderError, View, resolve_order
 
 MAX_MODEL_LEN = 8192
 
@@ -100,6 +101,14 @@ def no_tuple(job: Job, view: View) -> Any:
     return job.arrival
 
 
+def no_such_field(job: Job, view: View) -> Any:
+    return (job.output_tokens, job.arrival, job.seq)  # type: ignore[attr-defined]
+
+
+def text_or_number(job: Job, view: View) -> tuple[Any, ...]:
+    return ("a" if job.prompt_tokens > 7 else 1, job.arrival, job.seq)
+
+
 NOT_A_FUNCTION = 3
 HERE = "tests.scheduling.test_orders"
 
@@ -141,3 +150,27 @@ def test_a_key_that_leaves_ties_to_chance(order: str, key: str) -> None:
     policy = policy_with(f"{HERE}.{order}")
     with pytest.raises(ValueError, match=rf"{order}' must return a tuple that ends in.*got {key}$"):
         policy.submit(Job("r", 0.0, 7, 10), 0.0)
+
+
+def test_an_order_that_fails_is_named() -> None:
+    policy = policy_with(f"{HERE}.no_such_field")
+    with pytest.raises(OrderError, match=r"no_such_field' failed on Job\(.*has no attribute"):
+        policy.submit(Job("r", 0.0, 7, 10), 0.0)
+
+
+def test_keys_that_cannot_be_compared() -> None:
+    policy = policy_with(f"{HERE}.text_or_number")
+    policy.submit(Job("r", 0.0, 7, 10), 0.0)
+    with pytest.raises(OrderError, match=r"numbers and text only, in the same places.*got \('a', "):
+        policy.submit(Job("s", 0.0, 8, 10), 0.0)
+
+
+@pytest.mark.parametrize("content", ["def f(:", "raise RuntimeError('no')", "raise SystemExit(3)"])
+def test_a_module_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    name = f"broken_orders_{len(content)}"
+    (tmp_path / f"{name}.py").write_text(content, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=rf"order '{name}.f' cannot be imported: "):
+        policy_with(f"{name}.f")

@@ -19,6 +19,9 @@ ADAPTIVE = ("none", "pressure", "fill")
 VICTIMS = ("newest", "largest")
 ESTIMATORS = ("declared", "quantile", "oracle")
 ANY_TIER = "*"
+MAX_TIERS = 100
+MAX_SECONDS = 1_000_000.0
+"""Longest wait or target a tier may have: 11 days."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +141,8 @@ class PolicyConfig:
         names = [tier.name for tier in self.tiers]
         if not names:
             raise ValueError("policy: tiers must list at least one tier")
+        if len(names) > MAX_TIERS:
+            raise ValueError(f"policy: tiers must be at most {MAX_TIERS}, got {len(names)}")
         if len(set(names)) < len(names):
             raise ValueError(f"policy: tier names must differ, got {names}")
         if ANY_TIER in names and len(names) > 1:
@@ -274,6 +279,8 @@ def _at_least(where: str, name: str, value: int | None, least: int) -> None:
 def _positive(where: str, name: str, value: float | None) -> None:
     if value is not None and not (0.0 < value < math.inf):
         raise ValueError(f"{where}: {name} must be above 0 and finite (seconds), got {value}")
+    if value is not None and value > MAX_SECONDS:
+        raise ValueError(f"{where}: {name} must be at most {MAX_SECONDS:,.0f} seconds, got {value}")
 
 
 def _one_of(where: str, name: str, value: str, allowed: tuple[str, ...]) -> None:

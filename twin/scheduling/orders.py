@@ -35,6 +35,10 @@ class View(Protocol):
 Order = Callable[[Job, View], tuple[Any, ...]]
 
 
+class OrderError(ValueError):
+    """A user's order has failed or returned no usable key; the message names it."""
+
+
 def fcfs(job: Job, view: View) -> tuple[Any, ...]:
     """First come, first served."""
     return (job.arrival, job.seq)
@@ -81,27 +85,43 @@ def resolve_order(name: str) -> Order:
         )
     try:
         order = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"order {name!r} cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:  # whatever a user's module may do
+        reason = error if isinstance(error, ImportError | AttributeError) else repr(error)
+        raise ValueError(f"order {name!r} cannot be imported: {reason}") from error
     if not callable(order):
         raise ValueError(f"order {name!r} is not a function but {type(order).__name__}")
     return _checked(name, order)
 
 
 def _checked(name: str, order: Order) -> Order:
-    """A user's order, its keys checked: a key without (arrival, seq) at its end would leave ties to chance."""
+    """A user's order, its keys checked.
+
+    Without (arrival, seq) at the end ties would be left to chance; text where another key has a number cannot be
+    compared with it.
+    """
+    shape: list[bool] = []  # of the first key: which parts are text
 
     def checked(job: Job, view: View) -> tuple[Any, ...]:
-        key = order(job, view)
+        try:
+            key = order(job, view)
+        except Exception as error:
+            raise OrderError(f"order {name!r} failed on {job}: {error!r}") from error
         if (
             not isinstance(key, tuple)
             or key[-2:] != (job.arrival, job.seq)
             or any(isinstance(part, float) and math.isnan(part) for part in key)
         ):
-            raise ValueError(
+            raise OrderError(
                 f"order {name!r} must return a tuple that ends in (job.arrival, job.seq) "
                 f"and holds no NaN, got {key!r}"
             )
+        kinds = [isinstance(part, str) for part in key]
+        is_plain = all(isinstance(part, int | float | str) for part in key)
+        if not is_plain or kinds != (shape or kinds):
+            raise OrderError(
+                f"order {name!r} must return numbers and text only, in the same places each time, got {key!r}"
+            )
+        shape[:] = kinds
         return key
 
     return checked

@@ -196,7 +196,7 @@ class Policy:
         abort = self._due_aborts(now)
         self._promote(now)
         self._release(now)
-        preempt = self._plan_preemptions(now, host, abort)
+        preempt = self._plan_preemptions(host, abort)
         self._head_known = False
         if self._log.logs:
             self._note_waiting(now, host)
@@ -394,18 +394,15 @@ class Policy:
             left = after * (entry.promotions + 1) - entry.waited
             entry.promote_at = entry.waiting_since + left
 
-    def _age(self, entry: Entry, now: float) -> bool:
-        """Move the job up a rank for every promotion that is due; whether any was."""
+    def _age(self, entry: Entry, now: float) -> None:
+        """Move the job up a rank for every promotion that is due."""
         after = self.config.tiers[entry.tier].promote_after
-        promoted = False
         while after is not None and entry.rank > 0 and now >= entry.promote_at:
             entry.rank -= 1
             entry.promotions += 1
             entry.promote_at += after
-            promoted = True
             self._statistics[entry.tier].promotions += 1
             self._note(entry, now, "promoted", "to rank %d", entry.rank)
-        return promoted
 
     def _promote(self, now: float) -> None:
         heap = self._promotions
@@ -465,7 +462,7 @@ class Policy:
 
     # --- preemption -----------------------------------------------------------------------
 
-    def _plan_preemptions(self, now: float, host: Host, abort: list[tuple[Job, str]]) -> list[Job]:
+    def _plan_preemptions(self, host: Host, abort: list[tuple[Job, str]]) -> list[Job]:
         best = next((rank for rank, queues in enumerate(self._ready) if any(queues)), None)
         self.is_settled = True
         if best is None or not any(self._preemptible[best + 1 :]):
