@@ -5,11 +5,15 @@ import signal
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # "ci" repeats the same examples on every run; "search" looks for new ones:
 # HYPOTHESIS_PROFILE=search python -m pytest tests/...
-settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
+# How long an example takes and how many are thrown away says more about the machine than about the test.
+LOOSE = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+settings.register_profile(
+    "ci", derandomize=True, deadline=None, print_blob=True, suppress_health_check=LOOSE
+)
 settings.register_profile("search", deadline=None, print_blob=True, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
