@@ -15,8 +15,8 @@ from twin.report.json_summary import summarize
 MIXED = {"ONLINE": 0.5, "BATCH": 0.3, "OFFLINE": 0.2}
 QUIET = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars", "--enable-logging=stderr",
-    "--proxy-server=127.0.0.1:9", "--virtual-time-budget=20000",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
+    "--enable-logging=stderr", "--proxy-server=127.0.0.1:9", "--virtual-time-budget=20000",
 ]  # fmt: skip
 
 # Shows the report in a frame of the width asked for and writes what came of it into its own page.

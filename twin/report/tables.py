@@ -28,7 +28,8 @@ LATENCY_NAMES = {
 }
 """Latencies as people call them; TTFT is the sum of the two parts under it."""
 
-_GLUE = "\N{NO-BREAK SPACE}"
+_GLUE = "\ue000"
+"""Stands for a space at which no line may end: rich breaks lines at no-break spaces too."""
 
 
 def render(summary: Mapping[str, Any], color: bool = False) -> str:
@@ -66,7 +67,7 @@ def to_text(parts: Sequence[RenderableType], color: bool = False) -> str:
     )
     for part in parts:
         console.print(part)
-    lines = out.getvalue().splitlines()
+    lines = out.getvalue().replace(_GLUE, " ").splitlines()
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
@@ -230,7 +231,7 @@ def _engine(summary: Mapping[str, Any]) -> list[RenderableType]:
         ("Step times", f"{origin['engine']}, {origin['source']}, {origin['date']}"),
         ("Took", _speed(summary["wall_s"], summary["requests_per_wall_s"])),
     ):
-        made.add_row(name, value)
+        made.add_row(name, _glue(value))
     return [made]
 
 
@@ -278,5 +279,8 @@ def _warnings(summary: Mapping[str, Any]) -> list[RenderableType]:
 
 def paragraph(text: str, style: str = "") -> Text:
     """A sentence for people, wrapped without parting a figure from its unit."""
-    glued = re.sub(r"(?<=\d) (?=(ms|s|%)\b|%)", _GLUE, text)
-    return Text(textwrap.fill(glued, WIDTH).replace(_GLUE, " "), style)
+    return Text(textwrap.fill(_glue(text), WIDTH), style)
+
+
+def _glue(text: str) -> str:
+    return re.sub(r"(?<=\d) (?=(ms|s|%)\b|%)", _GLUE, text)
