@@ -81,10 +81,11 @@ def test_requests_are_counted_where_their_records_say_they_were(tmp_path):
     assert result.engines[0].preemptions == 0
     seen = {"waiting": 0, "running": 0}
     for at_ps, [gauges] in zip(result.series.times_ps, result.series.gauges, strict=True):
+        is_last = at_ps == result.simulated_ps
         for tier in MIXED:
             own = [r for r in result.records if r.tier == tier]
-            waiting = sum(r.arrival_ps <= at_ps < r.first_scheduled_ps for r in own)
-            running = sum(r.first_scheduled_ps <= at_ps < r.finish_ps for r in own)
+            waiting = sum(r.arrival_ps < at_ps <= r.first_scheduled_ps for r in own)
+            running = sum(r.first_scheduled_ps < at_ps <= r.finish_ps for r in own) * (not is_last)
             assert gauges.waiting.get(tier, 0) == waiting
             assert gauges.running.get(tier, 0) == running
             seen["waiting"] += waiting

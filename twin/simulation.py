@@ -288,7 +288,7 @@ class _Run:
         while not pressed:
             if until_ps is not None and env.peek() >= until_ps:
                 return
-            if sampler is not None and sampler.next_ps < env.peek() < math.inf:
+            if sampler is not None and sampler.next_ps <= env.peek() < math.inf:
                 sampler.catch_up(env.peek())
             env.step()
             self._events += 1

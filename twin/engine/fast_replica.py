@@ -271,14 +271,14 @@ class FastReplica(Replica):
 
     def submit(self, request: Request) -> None:
         """A request reaches the replica now."""
-        self._catch_up(self._now_ps, reached=False)
+        self._catch_up(self._now_ps)
         super().submit(request)
         if self._counted_from is None and self._meter.counts_work:
             self._counted_from = self._core.known + (2 if self._jump is not None else 1)
 
     def gauges(self, now_ps: int) -> Gauges:
-        """The state at `now_ps`."""
-        self._catch_up(now_ps, reached=True)
+        """The state just before `now_ps`."""
+        self._catch_up(now_ps)
         for request in self._core.running_requests:
             self._core.write_out(request)
         return super().gauges(now_ps)
@@ -291,15 +291,12 @@ class FastReplica(Replica):
             stats.generation_tokens += max(0, min(known, request.end_plan) - request.first_plan + 1)
         return stats
 
-    def _catch_up(self, instant_ps: int, reached: bool) -> None:
-        """Take in the boundaries before `instant_ps`, with `reached` also one at that very instant."""
+    def _catch_up(self, instant_ps: int) -> None:
+        """Take in the boundaries before `instant_ps`."""
         jump = self._jump
         if jump is None or self._steps == 1:
             return
-        steps = jump.first_boundary(instant_ps)
-        if not (reached and jump.end(steps) == instant_ps):
-            steps -= 1
-        steps = min(steps, self._steps - 1)
+        steps = min(jump.first_boundary(instant_ps) - 1, self._steps - 1)
         if steps:
             self._advance(jump, steps)
             self._jump = jump.after(steps)
@@ -307,7 +304,7 @@ class FastReplica(Replica):
 
     def finish_run(self, end_ps: int | None = None) -> None:
         """The run is over at `end_ps`."""
-        self._catch_up(self._now_ps if end_ps is None else end_ps, reached=False)
+        self._catch_up(self._now_ps if end_ps is None else end_ps)
         if self._jump is not None:
             step = self._core.in_flight[0]
             self._durations.append(self._jump.duration(0))

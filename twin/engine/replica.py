@@ -164,7 +164,7 @@ class Replica:
         return stats
 
     def gauges(self, now_ps: int) -> Gauges:
-        """The state at `now_ps`, which is not before the last event here and before the next one anywhere."""
+        """The state just before `now_ps`: not before the last event here and not after the next one anywhere."""
         core, stats = self._core, self.stats
         size, usable = self._config.block_size, core.pool.num_usable
         waiting: dict[str, int] = {}

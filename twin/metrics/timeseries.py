@@ -1,7 +1,8 @@
 """Metrics over time: every engine's gauges and counters, read at a fixed period.
 
-Between two events of the simulation nothing changes, so a sample is taken when the next event lies behind its instant:
-no event is added and the run is the same with and without.
+Between two events of the simulation nothing changes, so a sample is taken when the next event is not before its
+instant: no event is added and the run is the same with and without. A sample does not see what happens at its very
+instant, so that arrivals on the beat of the samples do not look like a queue.
 """
 
 from bisect import bisect_left
@@ -146,8 +147,8 @@ class Sampler:
                 self._good_now[key] = self._good_now.get(key, 0) + 1
 
     def catch_up(self, next_event_ps: float) -> None:
-        """Take the samples that are due before the next event."""
-        while self.next_ps < next_event_ps:
+        """Take the samples that are due by the time of the next event, before it happens."""
+        while self.next_ps <= next_event_ps:
             self._take(self.next_ps)
             self.next_ps += self._period_ps
             if self._most is not None:

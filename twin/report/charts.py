@@ -121,6 +121,8 @@ def timelines(
         "preempted": _figure("Preemptions per second", preemptions, SECONDS, "1/s"),
     }
     figures["kv"]["layout"]["yaxis"]["range"] = [0, 100]
+    for figure in figures.values():
+        figure["layout"]["xaxis"]["range"] = [0, times[-1]]
     return figures
 
 
@@ -129,6 +131,7 @@ def preemption_histogram(histogram: Mapping[str, int]) -> Figure:
     bars = [_bars(list(histogram), list(histogram.values()), "requests", "--preempted")]
     figure = _figure("Requests by the times they were preempted", bars, "times", "requests")
     figure["layout"]["xaxis"]["type"] = "category"
+    figure["layout"]["bargap"] = 0.1 if len(histogram) > 10 else 0.6
     return figure
 
 

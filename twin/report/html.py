@@ -337,7 +337,9 @@ def _waits(summary: Mapping[str, Any]) -> str:
 
 
 def _signed(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{'−' if seconds < 0 else '+'}{duration(abs(seconds))}"
+    if seconds is None or abs(seconds) < 5e-6:
+        return "-" if seconds is None else "0 s"
+    return f"{'−' if seconds < 0 else '+'}{duration(abs(seconds))}"
 
 
 def _advice(summary: Mapping[str, Any]) -> str:
@@ -345,12 +347,11 @@ def _advice(summary: Mapping[str, Any]) -> str:
     if advice is None:
         return ""
     rows = [
-        [escape(row["change"]), escape(row["figure"]), escape(row["before"]), escape(row["after"])]
+        [escape(row["change"]), escape(row["before"]), escape(row["after"])]
         for row in advice["best"]
     ]
-    text = escape(advice["text"])
-    table = _table(["Change", "figure", "this run", "with the change"], rows, 2) if rows else ""
-    return _section("Which single change helps most", f"<p>{text}</p>{table}")
+    table = _table(["Change", "this run", "with the change"], rows) if rows else ""
+    return _section("Which single change helps most", f"<p>{escape(advice['text'])}</p>{table}")
 
 
 def _run(summary: Mapping[str, Any], document: Mapping[str, Any]) -> str:

@@ -32,13 +32,13 @@
     const figure = paint(figures[name], style);
     const narrow = place.clientWidth < 480;
     const layout = {
-      ...figure.layout,
+      bargap: 0.1, ...figure.layout,
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: "system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif", size: 12, color: style.getPropertyValue("--ink") },
       margin: { l: 52, r: 16, t: 12, b: 40 },
       legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom", traceorder: "normal", font: { size: narrow ? 10 : 12 } },
       xaxis: axis(figure.layout.xaxis, style), yaxis: axis(figure.layout.yaxis, style),
-      hoverlabel: { bgcolor: style.getPropertyValue("--card") }, bargap: 0.1,
+      hoverlabel: { bgcolor: style.getPropertyValue("--card") },
     };
     Plotly.react(place, figure.data, layout, { responsive: true, displaylogo: false, displayModeBar: false });
   }
