@@ -292,12 +292,17 @@ def test_slots_in_use_are_the_running_requests_at_any_time():
     def watch(service, since_ps):
         replica = service.replica
         seen.add(replica.num_running)
-        assert replica.num_running <= 3
-        assert replica.num_running + replica.num_waiting >= replica.num_inflight - 3
+        # A slot is held by a request that has not ended, and every such request runs or waits.
+        running = {request.rid for request in replica._core.running_requests}
+        assert len(running) == replica.num_running <= 3
+        assert running <= replica._lives.keys()
+        assert replica.num_running + replica.num_waiting == replica.num_inflight
+        assert replica._core.free_slots == 3 - replica.num_running
 
     service = Service(requests, config, constant_step(STEP_PS)).run(watch=watch)
     assert seen == {0, 1, 2, 3}
     assert service.replica.num_inflight == service.replica.num_running == 0
+    assert service.replica._core.free_blocks == 199
     assert {r.outcome for r in service.records} == {"completed", "timed_out"}
 
 

@@ -3,6 +3,7 @@
 # A case a line, however long its message:
 # ruff: noqa: E501
 
+import os
 import pickle
 import re
 from pathlib import Path
@@ -24,7 +25,8 @@ from twin.workload.lengths import Fixed, Lengths, Uniform
 from twin.workload.sessions import Always, Sessions
 from twin.workload.streams import TraceStream
 
-EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.yaml"))
+ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 
 TEXT = """\
 name: chat
@@ -573,3 +575,53 @@ def test_any_text_is_taken_or_refused_in_words(text):
     for source in (text, f"{TEXT}{text}\n"):
         told = answer(parse, source, "file")
         assert told is None or told.startswith("file")
+
+
+# --- what would block, fill the memory or change nothing ----------------------------------
+
+
+def test_a_pipe_is_no_scenario(tmp_path):
+    os.mkfifo(tmp_path / "pipe.yaml")
+    with pytest.raises(InputError, match=r"pipe\.yaml: cannot be read: no regular file"):
+        load_scenario(tmp_path / "pipe.yaml")
+
+
+def test_a_device_is_no_profile():
+    with pytest.raises(InputError, match=r"hardware\.step_time: /dev/zero .* no regular file"):
+        load_scenario(ROOT / "examples/chat-8b.yaml", ["hardware.step_time=/dev/zero"])
+
+
+@pytest.mark.parametrize(
+    "change", ["engine.num_gpu_blocks_override=1000000000", "cluster.replicas=9999"]
+)
+def test_more_blocks_than_memory_are_refused(change):
+    with pytest.raises(InputError, match="KV blocks on each of .* more than the 50000000"):
+        load_scenario(ROOT / "examples/chat-8b.yaml", [change])
+
+
+def test_tags_are_refused_on_lists_and_mappings():
+    with pytest.raises(InputError, match="the tag !foo is not taken here"):
+        load_scenario(ROOT / "examples/chat-8b.yaml", ["traffic=!foo []"])
+
+
+@pytest.mark.parametrize(
+    ("policy", "key"),
+    [
+        ("{preset: fcfs, weights: {a: 2}}", "policy.weights"),
+        ("{preset: tiered, estimator: oracle, window: 9}", "policy.window"),
+        ("{preset: tiered, tiers: {ONLINE: {mix: 4}}}", "mix of tier ONLINE"),
+        ("{preset: tiered, tiers: {BATCH: {ttft_target: 2}}}", "ttft_target of tier BATCH"),
+        ("{preset: tiered, tiers: {ONLINE: {promote_after: 5}}}", "promote_after of tier ONLINE"),
+    ],
+)
+def test_keys_of_a_policy_that_change_nothing_are_said(policy, key):
+    scenario = load_scenario(ROOT / "examples/chat-8b.yaml", [f"policy={policy}"])
+    assert [
+        warning for warning in scenario.warnings if warning.startswith(f"{key} changes nothing")
+    ]
+
+
+@pytest.mark.parametrize("preset", ["fcfs", "priority", "tiered", "tiered_length", "slo", "fair"])
+def test_presets_have_no_idle_keys(preset):
+    scenario = load_scenario(ROOT / "examples/chat-8b.yaml", [f"policy={preset}"])
+    assert not [warning for warning in scenario.warnings if "changes nothing" in warning]

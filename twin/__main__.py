@@ -1,6 +1,18 @@
-"""`python -m twin` is the command `twin`."""
+"""`python -m twin` and the command `twin`: the same."""
 
-from twin.cli import main
+import sys
+
+
+def main() -> None:
+    """Run the command line; Ctrl-C while it is still being loaded ends it like Ctrl-C later."""
+    try:
+        from twin.cli import main as run  # takes a third of a second, in which Ctrl-C may come
+
+        run()
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     main()

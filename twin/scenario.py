@@ -216,6 +216,8 @@ def _build(document: schema.Document, origin: Origin) -> Scenario:
 def _run(run: schema.Run, origin: Origin) -> Run:
     until_ps = None if run.until is None else to_ps(run.until)
     warmup_ps = to_ps(run.warmup)
+    if until_ps == 0:
+        origin.fail(("run", "until"), f"must be >= 1e-12 (a picosecond), got {run.until:g}")
     if until_ps is not None and warmup_ps >= until_ps:
         origin.fail(("run", "warmup"), f"must be < run.until ({run.until:g}), got {run.warmup:g}")
     sample_period_ps = None if run.sample_period is None else to_ps(run.sample_period)
@@ -306,9 +308,23 @@ def traffic_presets() -> dict[str, Preset]:
     return {preset.name: preset for preset in found}
 
 
+LARGEST_FILE = 1 << 26
+"""Bytes of a scenario or a step-time profile; both are small."""
+
+
+def _read_bytes(path: Path) -> bytes:
+    """What a regular file holds: a pipe would block, a device has no end. Raises OSError with a reason."""
+    if path.exists() and not path.is_dir():
+        if not path.is_file():
+            raise OSError(None, "no regular file but a pipe or a device")
+        if path.stat().st_size > LARGEST_FILE:
+            raise OSError(None, f"larger than {LARGEST_FILE >> 20} MiB")
+    return path.read_bytes()
+
+
 def _read_text(path: str | Path) -> str:
     try:
-        return Path(path).read_bytes().decode("utf-8-sig")
+        return _read_bytes(Path(path)).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
         raise InputError(
@@ -323,7 +339,7 @@ def _read_text(path: str | Path) -> str:
 
 def _read_json(path: Path, key: tuple[str | int, ...], origin: Origin) -> Any:
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(_read_bytes(path))
     except OSError as error:
         origin.fail(key, f"{path} cannot be read: {error.strerror or error}")
     except ValueError as error:

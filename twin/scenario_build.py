@@ -10,7 +10,8 @@ from twin import scenario_schema as schema
 from twin.engine.config import EngineConfig
 from twin.metrics.summary import parse_objective
 from twin.scenario_faults import Origin, unknown
-from twin.scheduling import PRESETS, Policy, PolicyConfig, policy_config
+from twin.scheduling import PRESETS, Policy, PolicyConfig, TierConfig, policy_config
+from twin.scheduling.orders import ORDERS
 from twin.step_time.catalogue import MODELS, GpuSpec, ModelSpec
 from twin.step_time.memory import (
     KV_DTYPE_BYTES,
@@ -29,6 +30,8 @@ PRIORITY_TIERS = ("ONLINE", "BATCH", "OFFLINE")
 """Tiers under vllm-priority, whose priority number is their position here."""
 
 GIB = 2**30
+MOST_BLOCKS = 50_000_000
+"""KV blocks of all replicas together; each takes about 130 bytes of the twin's own memory."""
 
 
 def policy_of(written: Any, max_model_len: int, origin: Origin) -> tuple[str, PolicyConfig | None]:
@@ -115,6 +118,13 @@ def engine_of(
             engine.enforce_eager,
         )
     blocks = engine.num_gpu_blocks_override or memory.num_gpu_blocks
+    replicas = document.cluster.replicas
+    if blocks * replicas > MOST_BLOCKS:
+        origin.fail(
+            ("engine", "num_gpu_blocks_override"),
+            f"{blocks} KV blocks on each of {replicas} replicas are more than the {MOST_BLOCKS} that fit "
+            "in memory here; use fewer replicas, fewer blocks or a larger engine.block_size",
+        )
     with origin.placed("engine", "max_model_len"):
         check_one_request_fits(blocks, engine.block_size, max_model_len)
     config = EngineConfig(
@@ -228,6 +238,8 @@ def warnings_of(
             f"tiers have no effect under policy {policy_name}: {', '.join(tiers)} are served alike; "
             "priority, tiered or vllm-priority tell them apart"
         )
+    if policy is not None:
+        yield from _idle_keys(policy)
     if engine.max_model_len > profile.max_context:
         yield (
             f"attention beyond {profile.max_context} tokens of context is extrapolated: the step-time profile was "
@@ -249,6 +261,25 @@ def warnings_of(
     ):
         if meant not in (measured, "auto"):
             yield f"the step times were measured with {key} {measured}, the scenario says {meant}"
+
+
+def _idle_keys(policy: PolicyConfig) -> Iterator[str]:
+    """Keys of a policy that were given a value and change nothing, because what they adjust is not in use."""
+    default, plain = PolicyConfig(tiers=(TierConfig(name="*"),)), TierConfig(name="*")
+    custom = any(tier.order not in ORDERS for tier in policy.tiers)
+    if policy.weights and not custom and all(tier.order != "fair" for tier in policy.tiers):
+        yield "policy.weights changes nothing: no tier has order fair"
+    if policy.estimator == "oracle":
+        for key in ("quantile", "window", "initial"):
+            if getattr(policy, key) != getattr(default, key):
+                yield f"policy.{key} changes nothing: the estimator oracle learns nothing"
+    for rank, tier in zip(policy.ranks, policy.tiers, strict=True):
+        if tier.mix != plain.mix and not tier.groups:
+            yield f"mix of tier {tier.name} changes nothing: it has no groups"
+        if tier.ttft_target is not None and tier.order in ORDERS and tier.order != "edf":
+            yield f"ttft_target of tier {tier.name} changes nothing: its order is {tier.order}, not edf"
+        if tier.promote_after is not None and rank == 0:
+            yield f"promote_after of tier {tier.name} changes nothing: nothing ranks above it"
 
 
 def _tiers_of(traffic: Sequence[Stream]) -> list[str]:

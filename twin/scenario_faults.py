@@ -251,7 +251,8 @@ def _fault(entry: Any) -> Fault:
             "less_than": "<",
         }[kind]
         bound = next(context[key] for key in ("ge", "gt", "le", "lt") if key in context)
-        return Fault(path, f"must be {sign} {bound:.15g}, got {_shown(given)}")
+        shown = bound if isinstance(bound, int) else f"{bound:.15g}"
+        return Fault(path, f"must be {sign} {shown}, got {_shown(given)}")
     if kind == "literal_error":
         return Fault(path, f"must be one of {context['expected']}, got {_shown(given)}")
     if kind == "string_too_short":

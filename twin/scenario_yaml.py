@@ -75,6 +75,9 @@ def _value(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], place: str
         raise InputError(
             f"{place} line {line}: more than {MAX_NODES} values; a scenario is a small file"
         )
+    is_plain = node.tag in ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
+    if not (isinstance(node, yaml.ScalarNode) or is_plain):
+        raise _tagged(node, path, place)
     if isinstance(node, yaml.MappingNode):
         mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
@@ -96,10 +99,13 @@ def _value(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], place: str
         return [_value(item, (*path, i), lines, place) for i, item in enumerate(node.value)]
     read = _SCALARS.get(node.tag)
     if read is None:
-        raise InputError(
-            f"{place} line {line}: {dotted(path)}: the tag {node.tag} is not taken here; write a plain value"
-        )
+        raise _tagged(node, path, place)
     return read(node.value)
+
+
+def _tagged(node: yaml.Node, path: KeyPath, place: str) -> InputError:
+    where = f"{place} line {node.start_mark.line + 1}: " + (f"{dotted(path)}: " if path else "")
+    return InputError(f"{where}the tag {node.tag} is not taken here; write a plain value")
 
 
 def dotted(path: KeyPath) -> str:

@@ -23,6 +23,11 @@ def errors() -> Iterator[None]:
     except InputError as error:
         complain(f"error: {error}")
         raise typer.Exit(BAD_INPUT) from None
+    except MemoryError:
+        complain(
+            "error: not enough memory for this run; fewer replicas, KV blocks or requests need less"
+        )
+        raise typer.Exit(BAD_INPUT) from None
     except KeyboardInterrupt:
         complain("interrupted")
         raise typer.Exit(INTERRUPTED) from None

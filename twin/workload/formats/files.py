@@ -29,6 +29,7 @@ Parse = Callable[[int, Any], TraceRow]
 def open_bytes(path: str) -> Iterator[IO[bytes]]:
     """The content of a file, unpacked if it is gzip (by its first bytes). Raises InputError if it cannot be opened."""
     try:
+        _check_regular(path)
         raw = open(path, "rb")  # noqa: SIM115  closed below
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise _unreadable(path, error) from None
@@ -40,10 +41,19 @@ def open_bytes(path: str) -> Iterator[IO[bytes]]:
 def first_bytes(path: str, count: int) -> bytes:
     """The file's first bytes as they are. Raises InputError if it cannot be opened."""
     try:
+        _check_regular(path)
         with open(path, "rb") as file:
             return file.read(count)
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from None
+
+
+def _check_regular(path: str) -> None:
+    """Raise OSError for a pipe or a device: a trace is read more than once."""
+    if os.path.exists(path) and not os.path.isdir(path) and not os.path.isfile(path):
+        raise OSError(
+            None, "no regular file but a pipe or a device; a trace is read more than once"
+        )
 
 
 def _unreadable(path: str, error: Exception) -> InputError:
