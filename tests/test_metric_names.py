@@ -60,9 +60,8 @@ def test_every_metric_is_written_once_with_its_labels(observed, tmp_path):
         labels = re.findall(r'(\w+)="', first)
         assert labels == ["model_name", "engine", *metric.labels], metric.name
         # The documentation names the labels in the same row.
-        [row] = [
-            line for line in section("In Prometheus").splitlines() if f"`{metric.exposed}`" in line
-        ]
+        table = [line for line in section("In Prometheus").splitlines() if line.startswith("|")]
+        [row] = [line for line in table if f"`{metric.exposed}`" in line]
         assert set(metric.labels) <= set(re.findall(r"`(\w+)`", row.rsplit("|", 2)[1])), metric.name
 
 

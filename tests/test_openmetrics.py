@@ -108,6 +108,11 @@ def test_the_last_instant_has_the_figures_of_the_summary(scrapes, result):
     assert value(last, "twin:engine_busy_seconds_total") == pytest.approx(
         engine["busy_share"] * 2 * summary["simulated_s"]
     )
+    for tier, did in summary["policy_stats"].items():
+        batches = sum(did["releases"].values())
+        assert value(last, "twin:released_batches_total", tier=tier) == batches
+        mean = value(last, "twin:released_requests_total", tier=tier) / batches if batches else None
+        assert mean == (did["batch_size_mean"] and pytest.approx(did["batch_size_mean"]))
     for tier, figures in summary["tiers"].items():
         for outcome in ("completed", "timed_out") if figures["timed_out"] else ("completed",):
             assert (

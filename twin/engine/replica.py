@@ -179,10 +179,12 @@ class Replica:
             group[0] += 1
             group[1] += slots
             group[2] += slots - request.num_computed_tokens
-        held = {} if self.policy is None else self.policy.stats()["tiers"]
+        policy = {} if self.policy is None else self.policy.stats()["tiers"]
         return Gauges(
             waiting=waiting,
-            held={tier: counts["held"] for tier, counts in held.items()},
+            held={tier: did["held"] for tier, did in policy.items()},
+            released={tier: _released(did) for tier, did in policy.items()},
+            pressure=None if self.policy is None else self.policy.pressure,
             running=running,
             kv_used=1 - core.pool.num_free / usable,
             kv_wasted=sum(empty for _, _, empty in groups) / (usable * size),
@@ -437,6 +439,12 @@ class Replica:
 
     def _true_output_tokens(self, index: Any) -> int:
         return self._lives[index].request.output_tokens
+
+
+def _released(did: Mapping[str, Any]) -> tuple[int, int]:
+    """(batches, requests in them) of the statistics of one tier."""
+    batches = sum(did["releases"].values())
+    return batches, round(batches * (did["batch_size_mean"] or 0.0))
 
 
 def _seconds(ps: int | None) -> float | None:

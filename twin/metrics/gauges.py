@@ -23,6 +23,10 @@ class Gauges:
     """Tier -> requests that wait, held ones included."""
     held: Mapping[str, int]
     """Tier of the policy -> requests it holds for a batch."""
+    released: Mapping[str, tuple[int, int]]
+    """Tier of the policy -> (batches that its hold released, requests in them)."""
+    pressure: float | None
+    """How much the first tier of the policy queues, 0 to 1; None without a policy of ours."""
     running: Mapping[str, int]
     """Tier -> requests that run."""
     kv_used: float

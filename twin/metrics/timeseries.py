@@ -62,6 +62,7 @@ class TimeSeries:
             good -= self.good[i - 1].get((replica, tier), 0) if i else 0
             row[f"good_per_s.{tier}"] = good * PS / since_ps if since_ps else None
         row |= {name: getattr(now, name) for name in ("kv_used", "kv_wasted", "kv_cached")}
+        row["pressure"] = now.pressure
         for name, rate in RATES.items():
             change = None if before is None else getattr(now, name) - getattr(before, name)
             row[rate] = None if change is None else change * PS / since_ps

@@ -190,6 +190,7 @@ _GAUGES: dict[str, Callable[[Gauges], float]] = {
     "vllm:num_preemptions": lambda now: now.preemptions,
     "vllm:prompt_tokens": lambda now: now.prompt_tokens,
     "vllm:generation_tokens": lambda now: now.generation_tokens,
+    "twin:policy_pressure": lambda now: now.pressure or 0.0,
     "twin:kv_cache_wasted_perc": lambda now: now.kv_wasted,
     "twin:kv_cache_cached_perc": lambda now: now.kv_cached,
     "twin:engine_steps": lambda now: now.steps,
@@ -204,6 +205,8 @@ _BY_TIER: dict[str, Callable[[Gauges, str], float]] = {
     "twin:num_requests_held": lambda now, tier: now.held.get(tier, 0),
     "twin:num_requests_ready": lambda now, tier: now.waiting.get(tier, 0) - now.held.get(tier, 0),
     "twin:num_requests_running": lambda now, tier: now.running.get(tier, 0),
+    "twin:released_batches": lambda now, tier: now.released.get(tier, (0, 0))[0],
+    "twin:released_requests": lambda now, tier: now.released.get(tier, (0, 0))[1],
 }
 
 

@@ -6,8 +6,11 @@ from typing import Any
 
 from twin.clock import PS
 from twin.metrics.records import RequestRecord
-from twin.metrics.timeseries import TimeSeries
+from twin.metrics.timeseries import COUNTERS, TimeSeries
 from twin.report.records_file import COLUMNS, TIMES
+
+COUNTS = ("replica", "held", "ready", "running", *COUNTERS)
+"""Columns of the time series that are whole numbers, without the tier behind their names."""
 
 TEXT = ("tier", "tenant", "session", "outcome", "reason")
 
@@ -38,10 +41,10 @@ def write_series(path: Path, series: TimeSeries) -> None:
     rows = list(series.rows())
     columns = {}
     for name in rows[0]:
-        values = [row[name] for row in rows]
-        whole = all(value is None or isinstance(value, int) for value in values)
-        is_rate = name.split(".")[0].endswith("_per_s") or name == "busy"
-        columns[name] = pa.array(values, pa.int64() if whole and not is_rate else pa.float64())
+        is_count = name.split(".")[0] in COUNTS
+        columns[name] = pa.array(
+            [row[name] for row in rows], pa.int64() if is_count else pa.float64()
+        )
     _write(path, columns)
 
 
