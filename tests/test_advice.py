@@ -146,7 +146,7 @@ def test_ctrl_c_while_it_advises_keeps_the_run_and_what_was_found(tmp_path):
     path.write_text(yaml.safe_dump(BUSY), encoding="utf-8")
     out = tmp_path / "out"
     command = [sys.executable, "-m", "twin", "run", path, "--advise", "--jobs", "1", "--out", out]
-    slow = ["--set", "traffic.0.requests=10000"]
+    slow = ["--set", "traffic.0.requests=4000"]
     process = subprocess.Popen(
         [*command, *slow], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -164,4 +164,4 @@ def test_ctrl_c_while_it_advises_keeps_the_run_and_what_was_found(tmp_path):
     summary = json.loads((out / "summary.json").read_text())
     assert summary["advice"]["interrupted"] is True
     assert summary["interrupted"] is False
-    assert summary["totals"]["completed"] == 10000
+    assert summary["totals"]["completed"] == 4000

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from tests.runs import document, flat_profile, run, stream
 from twin.cli import app
+from twin.errors import InputError
 from twin.report.explain import explain, render_explain
 from twin.report.json_summary import summarize
 from twin.report.schema import json_schema, render_schema
@@ -122,6 +123,12 @@ def test_every_example_is_explained_within_80_columns(path):
     assert max(map(len, answer.output.splitlines())) <= WIDTH
     found = json.loads(twin("explain", path, "--json").output)
     assert list(found) == ["scenario", "memory", "traffic", "steps", "load"]
+
+
+def test_without_a_request_there_is_nothing_to_explain():
+    silent = stream(requests=None, duration=1e-6)
+    with pytest.raises(InputError, match="no request comes"):
+        explain(load_scenario(document(traffic=[silent])))
 
 
 def test_an_explanation_takes_changes_and_refuses_mistakes():

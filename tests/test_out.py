@@ -19,6 +19,8 @@ from twin.errors import InputError
 from twin.report.folder import FILES, check_folder, write_folder
 from twin.report.html import render_html
 from twin.report.json_summary import summarize
+from twin.report.openmetrics import write_openmetrics
+from twin.report.tables import WIDTH, render
 
 ROOT = Path(__file__).parents[1]
 MIXED = {"ONLINE": 0.5, "BATCH": 0.3, "OFFLINE": 0.2}
@@ -147,6 +149,35 @@ def test_without_preemptions_the_report_has_no_chart_of_them():
     calm = run(document(), observe=True)
     page = Page(render_html(calm, summarize(calm)))
     assert not any("preempt" in place or "histogram" in place for place in page.ids)
+
+
+ODD = {
+    "nothing comes": (stream(requests=None, duration=1e-6), ()),
+    "cut before anything": (stream(), ("run.until=0.0001",)),
+    "all refused but one": (
+        stream(requests=3) | {"prompt_tokens": {"uniform": [1, 2500]}},
+        ("run.seed=5",),
+    ),
+    "one token each": (stream(10, 1), ()),
+    "nothing is measured": (stream(), ("run.warmup=1e6",)),
+    "many replicas": (stream(), ("cluster.replicas=50",)),
+    "odd names": (stream(tier='<b>"x"</b>', tenant="'\\n"), ()),
+}
+
+
+@pytest.mark.parametrize(("traffic", "overrides"), ODD.values(), ids=ODD)
+def test_odd_runs_have_every_file_too(traffic, overrides, tmp_path):
+    odd = run(document(traffic=[traffic]), *overrides, observe=True)
+    summary = summarize(odd)
+    write_folder(tmp_path, odd, summary)
+    write_openmetrics(tmp_path / "history.om", odd, 0.0)
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert summary["verdict"] in page.text
+    rows = pq.read_table(tmp_path / "requests.parquet").to_pylist()
+    assert len(rows) == len(odd.records)
+    assert max(map(len, render(summary).splitlines())) <= WIDTH
+    for shares in (summary["gpu_time"], summary["bound"]):
+        assert not shares or sum(shares.values()) == pytest.approx(1)
 
 
 def test_a_folder_that_is_not_empty_is_left_alone_unless_forced(folder, tmp_path):

@@ -12,6 +12,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from twin.clock import PS, to_seconds
+from twin.errors import InputError
 from twin.report.tables import paragraph, table, to_text
 from twin.report.texts import count, duration, share
 from twin.report.traffic import CLOSED, load_of
@@ -32,7 +33,7 @@ LIMITS = {
 
 
 def explain(scenario: Scenario) -> dict[str, Any]:
-    """The arithmetic as plain data. Times are seconds, rates requests/s."""
+    """The arithmetic as plain data. Times are seconds, rates requests/s. Raises InputError if no request comes."""
     traffic = _traffic(scenario)
     return {
         "scenario": scenario.name,
@@ -101,6 +102,10 @@ def _traffic(scenario: Scenario) -> dict[str, Any]:
         )
         traffic.on_finish(
             _Ended(request.stream, request.session, "completed", due_ps, request.output_tokens)
+        )
+    if not drawn:
+        raise InputError(
+            f"{scenario.name}: no request comes, so there is nothing to take means of; give traffic more time"
         )
     closed = any(load_of(stream) == CLOSED for stream in scenario.traffic)
     first_ps, last_ps = drawn[0].arrival_ps, drawn[-1].arrival_ps
