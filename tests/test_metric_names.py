@@ -91,6 +91,7 @@ def test_figures_of_the_summary_are_documented(observed):
     summary = summarize(observed)
     for names, title in (
         (summary["engine"], "Engine"),
+        (["throughput", *summary["throughput"]], "Throughput"),
         (USES, "What the time was for"),
         ([*LIMITS, "idle"], "What bound the run"),
         (["requests", "preempted", "histogram", "most", "worst"], "Preemptions by request"),

@@ -78,6 +78,7 @@ SUMMARY = {
         "ONLINE": {"samples": 91, "mean_abs_s": 0.012, "wait_mean_s": 0.21},
         "OFFLINE": dataclasses.asdict(wait_errors([])),
     },
+    "throughput": {"requests_per_s": 0.068, "prompt_tokens_per_s": 80.1, "output_tokens_per_s": 1234.5},
     "batching_wait_s": {},
     "policy_stats": {},
     "step_time": {"engine": "vLLM 0.19.0", "source": "op tables", "date": "2026-01-01"},

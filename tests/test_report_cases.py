@@ -117,6 +117,22 @@ def test_the_parts_of_a_latency_add_up(policy, mode):
     assert any(r.first_scheduled_ps > r.arrival_ps for r in chunked)
 
 
+def test_throughput_is_what_was_delivered():
+    """inference-sim#1127: tokens for clients that had left once made throughput 25 times as high."""
+    busy = stream(300, 60, arrivals={"process": "poisson", "rate": 60}, requests=150)
+    result = run(document(traffic=[busy | {"timeouts": {"total": 1.0}}]), "run.warmup=0.5")
+    summary = summarize(result)
+    done = [r for r in result.records if r.outcome == "completed" and r.arrival_ps >= PS // 2]
+    span_s = summary["simulated_s"] - 0.5
+    assert summary["totals"]["timed_out"] > 0
+    assert summary["throughput"] == {
+        "requests_per_s": pytest.approx(len(done) / span_s),
+        "prompt_tokens_per_s": pytest.approx(300 * len(done) / span_s),
+        "output_tokens_per_s": pytest.approx(60 * len(done) / span_s),
+    }
+    assert summary["engine"]["generation_tokens"] > sum(r.output_tokens for r in done)
+
+
 def test_the_stall_of_a_request_is_told_by_its_events_too():
     result = run(eight_that_fill_the_cache(), observe=True)
     stalls = dict.fromkeys(range(8), 0.0)

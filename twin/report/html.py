@@ -127,7 +127,8 @@ def _head(summary: Mapping[str, Any]) -> str:
 
 def _tiles(summary: Mapping[str, Any]) -> str:
     judged = [found["met"] for tier in summary["objectives"].values() for found in tier.values()]
-    tiers, engine, seconds = summary["tiers"].values(), summary["engine"], summary["simulated_s"]
+    tiers, engine = summary["tiers"].values(), summary["engine"]
+    delivered = summary["throughput"]["output_tokens_per_s"]
     measured = sum(tier["measured"] for tier in tiers)
     good = sum(tier["good"] for tier in tiers)
     rates = [tier["goodput_rps"] for tier in tiers if tier["goodput_rps"] is not None]
@@ -139,10 +140,7 @@ def _tiles(summary: Mapping[str, Any]) -> str:
     tiles += [
         (f"{sum(rates):.3g}/s" if rates else "-", "good requests (goodput)"),
         (share(good / measured if measured else None), "of requests good (attainment)"),
-        (
-            f"{count(engine['generation_tokens'] / seconds)}/s" if seconds else "-",
-            "tokens generated",
-        ),
+        ("-" if delivered is None else f"{count(delivered)}/s", "output tokens delivered"),
         (share(engine["busy_share"]), "GPUs busy"),
         (share(engine["kv_usage_mean"]), "KV blocks used while busy"),
         (

@@ -76,6 +76,7 @@ def summarize(result: Result) -> dict[str, Any]:
             for name, tier in tiers.items()
             if tier.objectives
         },
+        "throughput": _throughput(result),
         "engine": _engine(result),
         "limits": limits,
         "gpu_time": dict(shares.uses),
@@ -114,6 +115,19 @@ def _tier(tier: TierSummary) -> dict[str, Any]:
         "goodput_rps": tier.goodput_rps,
         "attainment": tier.attainment,
     }
+
+
+def _throughput(result: Result) -> dict[str, float | None]:
+    """What was delivered per second: measured requests that completed, and their tokens."""
+    warmup_ps = result.scenario.run.warmup_ps
+    span_s = to_seconds(result.simulated_ps - warmup_ps)
+    done = [r for r in result.records if r.outcome == "completed" and r.arrival_ps >= warmup_ps]
+    sums = {
+        "requests": len(done),
+        "prompt_tokens": sum(record.prompt_tokens for record in done),
+        "output_tokens": sum(record.output_tokens for record in done),
+    }
+    return {f"{name}_per_s": n / span_s if span_s > 0 else None for name, n in sums.items()}
 
 
 def _waits(result: Result, tier: str) -> dict[str, float | None]:

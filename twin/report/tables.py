@@ -218,6 +218,7 @@ def _engine(summary: Mapping[str, Any]) -> list[RenderableType]:
     hits = f"hits {share(engine['prefix_hit_tokens'] / queried)} of " if queried else ""
     made = Table.grid(padding=(0, 2, 0, 0))
     for name, value in (
+        ("Delivered", _delivered(summary["throughput"])),
         ("Engine", f"{plural(engine['steps'], 'step')}, busy {share(engine['busy_share'])}"),
         ("GPU time", ", ".join(f"{use} {share(x)}" for use, x in summary["gpu_time"].items())),
         (
@@ -233,6 +234,13 @@ def _engine(summary: Mapping[str, Any]) -> list[RenderableType]:
     ):
         made.add_row(name, _glue(value))
     return [made]
+
+
+def _delivered(throughput: Mapping[str, float | None]) -> str:
+    requests, tokens = throughput["requests_per_s"], throughput["output_tokens_per_s"]
+    if requests is None or tokens is None:
+        return "-"
+    return f"{requests:.3g} requests/s, {count(tokens)} output tokens/s"
 
 
 def _preempted(summary: Mapping[str, Any]) -> str:
