@@ -82,7 +82,7 @@ def serve(cls, workload: Workload, times: StepTime, until_ps: int | None, sample
         upcoming = env.peek()
         if upcoming == inf:
             break
-        while next_sample is not None and next_sample < min(upcoming, until_ps or inf):
+        while next_sample is not None and next_sample <= min(upcoming, until_ps or inf):
             gauges.append(replica.gauges(next_sample))
             next_sample += sample_ps
         if until_ps is not None and upcoming >= until_ps:
