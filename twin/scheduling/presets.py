@@ -36,7 +36,6 @@ PRESETS: dict[str, PolicyConfig] = {
                 batch_tokens=16384,
                 max_wait=0.050,
                 promote_after=300.0,
-                victims="largest",
             ),
             TierConfig(
                 name="OFFLINE",
@@ -44,7 +43,6 @@ PRESETS: dict[str, PolicyConfig] = {
                 batch_tokens=32768,
                 max_wait=0.200,
                 promote_after=600.0,
-                victims="largest",
             ),
         ),
         default_tier="ONLINE",
