@@ -211,7 +211,7 @@ CASES = {
         "OFFLINE.preemptible=false", *CROWD, "traffic.0.arrivals.rate=4", policy="priority"
     ),
     "policy.tiers.promote_after": tier("OFFLINE.promote_after=0.4"),
-    "policy.tiers.victims": tier("BATCH.victims=newest", *CROWD),
+    "policy.tiers.victims": tier("BATCH.victims=largest", *CROWD),
     "policy.tiers.groups": tier(
         "ONLINE.groups=[[150, 2], [900, 2]]", "policy.tiers.ONLINE.max_wait=0.5", policy="tiered_length"
     ),
