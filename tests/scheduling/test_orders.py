@@ -105,6 +105,10 @@ def no_such_field(job: Job, view: View) -> Any:
     return (job.output_tokens, job.arrival, job.seq)  # type: ignore[attr-defined]
 
 
+def leaves(job: Job, view: View) -> Any:
+    raise SystemExit(0)
+
+
 def text_or_number(job: Job, view: View) -> tuple[Any, ...]:
     return ("a" if job.prompt_tokens > 7 else 1, job.arrival, job.seq)
 
@@ -155,6 +159,12 @@ def test_a_key_that_leaves_ties_to_chance(order: str, key: str) -> None:
 def test_an_order_that_fails_is_named() -> None:
     policy = policy_with(f"{HERE}.no_such_field")
     with pytest.raises(OrderError, match=r"no_such_field' failed on Job\(.*has no attribute"):
+        policy.submit(Job("r", 0.0, 7, 10), 0.0)
+
+
+def test_an_order_cannot_end_the_program() -> None:
+    policy = policy_with(f"{HERE}.leaves")
+    with pytest.raises(OrderError, match=r"leaves' failed on Job\(.*SystemExit"):
         policy.submit(Job("r", 0.0, 7, 10), 0.0)
 
 

@@ -50,9 +50,9 @@ class FastReplica(Replica):
 
     def _look(self, event: Any = None) -> None:
         """A boundary at which something may happen, or the end of a sleep."""
-        if self._alarm is not None or self._asleep:
+        if self._asleep:
             self._meter.wakes(self._now_ps)
-        self._alarm, self._asleep = None, False
+            self._asleep = False
         if self._jump is not None:
             self._land(self._jump, self._steps)
             self._jump = None

@@ -104,7 +104,7 @@ def _checked(name: str, order: Order) -> Order:
     def checked(job: Job, view: View) -> tuple[Any, ...]:
         try:
             key = order(job, view)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise OrderError(f"order {name!r} failed on {job}: {error!r}") from error
         if (
             not isinstance(key, tuple)
