@@ -243,6 +243,9 @@ class Replica:
         self._inbox.append(request)
         self._wake_up()
 
+    def forget_past(self) -> None:
+        """Nobody will ask again for what records handed in so far refer to: the steps that gave their tokens."""
+
     def finish_run(self, end_ps: int | None = None) -> None:
         """The run is over at `end_ps` (None = now): everything still inside is recorded as unfinished.
 
