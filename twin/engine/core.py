@@ -8,10 +8,10 @@ The core owns blocks, tokens and the prefix cache. Order, holding, caps, deadlin
 there is one; without one the core does what an unmodified vLLM server does.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from twin.engine.blocks import BlockPool
+from twin.engine.blocks import BlockKeys, BlockPool
 from twin.engine.config import EngineConfig
 from twin.engine.queues import FcfsQueue, PolicyQueue, PriorityQueue, WaitingQueue
 from twin.engine.request import EngineRequest, Status
@@ -94,7 +94,7 @@ class EngineCore:
         self.policy = policy
         self.max_model_len = config.max_model_len
         self.watermark_blocks = config.watermark_blocks
-        self.pool = BlockPool(config.num_gpu_blocks, config.enable_prefix_caching)
+        self.pool: Any = self._make_pool()
         self.requests: dict[Hashable, EngineRequest] = {}
         self.running_requests: list[EngineRequest] = []
         self._by_priority = policy is None and config.scheduling_policy == "priority"
@@ -116,6 +116,9 @@ class EngineCore:
         self.on_preempt: Callable[[EngineRequest], None] | None = None
         """Told of each request that is about to lose its blocks."""
 
+    def _make_pool(self) -> Any:
+        return BlockPool(self.config.num_gpu_blocks, self.config.enable_prefix_caching)
+
     # --- what the policy sees of us -------------------------------------------------------
 
     @property
@@ -135,7 +138,7 @@ class EngineCore:
 
     def blocks_of(self, job: Any) -> int:
         """Blocks that would become free if `job` let go of all it holds."""
-        return self.pool.count_sole(self.requests[job.rid].blocks)
+        return self.count_sole(self.requests[job.rid])
 
     def tokens_of(self, job: Any) -> tuple[int, int]:
         """(computed tokens, known output tokens) of `job`."""
@@ -170,9 +173,7 @@ class EngineCore:
 
     def _end(self, request: EngineRequest) -> None:
         request.status = Status.FINISHED
-        self.pool.release(request.blocks)
-        self.held_blocks -= len(request.blocks)
-        request.blocks = []
+        self._let_go(request)
         del self.requests[request.rid]
 
     # --- schedule -------------------------------------------------------------------------
@@ -312,20 +313,9 @@ class EngineCore:
         if aside:
             waiting.undo(aside, now)
 
-    def _find_prefix(self, request: EngineRequest) -> list[int]:
-        """Cached blocks of its known tokens; the last token is always computed, or nothing could be sampled."""
-        if not self.pool.caching:
-            return []
-        assert request.keys is not None
-        most = (request.num_tokens - 1) // self.config.block_size
-        return self.pool.find(request.keys.upto(most)[:most])
-
-    def _admit(self, request: EngineRequest, hit: list[int]) -> None:
+    def _admit(self, request: EngineRequest, hit: Sequence[Any]) -> None:
         num_hit = len(hit) * self.config.block_size
-        self.pool.touch(hit)
-        self.held_blocks += len(hit)
-        request.blocks = hit
-        request.num_hashed_blocks = len(hit)
+        self._hold(request, hit)
         request.num_computed_tokens = num_hit
         if self.pool.caching and request.num_preemptions == 0:
             request.prefix_hit_tokens = num_hit
@@ -339,36 +329,21 @@ class EngineCore:
 
     def _blocks_missing(self, request: EngineRequest, num_tokens: int) -> int:
         tokens = min(num_tokens, self.max_model_len)
-        return -(-tokens // self.config.block_size) - len(request.blocks)
+        return -(-tokens // self.config.block_size) - request.num_blocks
 
     def _allocate(self, request: EngineRequest, need: int, num_computed: int) -> None:
         """Give `need` blocks; known tokens among the first `num_computed` become findable when they fill a block."""
         if need > 0:
-            request.blocks += self.pool.take(need)
-            self.held_blocks += need
+            self._take(request, need)
         self._publish(request, min(num_computed, request.num_tokens))
-
-    def _publish(self, request: EngineRequest, num_tokens: int) -> None:
-        if not self.pool.caching:
-            return
-        full = num_tokens // self.config.block_size
-        if full > request.num_hashed_blocks:
-            assert request.keys is not None
-            keys = request.keys.upto(full)
-            for i in range(request.num_hashed_blocks, full):
-                self.pool.publish(request.blocks[i], keys[i])
-            request.num_hashed_blocks = full
 
     def _preempt(self, request: EngineRequest, now: float) -> None:
         """Throw away its KV and let it wait; it starts again from what the prefix cache still holds."""
         if self.on_preempt is not None:
             self.on_preempt(request)
-        self.pool.release(request.blocks)
-        self.held_blocks -= len(request.blocks)
-        request.blocks = []
+        self._let_go(request)
         request.high_water = max(request.high_water, request.num_computed_tokens)
         request.num_computed_tokens = 0
-        request.num_hashed_blocks = 0
         request.num_output_placeholders = 0
         request.num_stale_output_tokens = request.num_in_flight_tokens
         request.num_preemptions += 1
@@ -399,6 +374,55 @@ class EngineCore:
                     request.num_output_placeholders += 1
         step.num_seqs += len(step.scheduled)
         step.num_sampled += len(step.sampled)
+
+    # --- blocks ---------------------------------------------------------------------------
+
+    def keys_of(self, prompt: Sequence[tuple[int, int]], reply: int) -> Any:
+        """What the prefix cache knows the blocks of a new request by; None without one."""
+        return BlockKeys(prompt, reply, self.config.block_size) if self.pool.caching else None
+
+    def _find_prefix(self, request: EngineRequest) -> Sequence[Any]:
+        """Cached blocks of its known tokens; the last token is always computed, or nothing could be sampled."""
+        if not self.pool.caching:
+            return []
+        assert request.keys is not None
+        most = (request.num_tokens - 1) // self.config.block_size
+        return self.pool.find(request.keys.upto(most)[:most])
+
+    def _hold(self, request: EngineRequest, hit: Any) -> None:
+        """`request` starts out with the blocks of a hit."""
+        self.pool.touch(hit)
+        request.blocks = hit
+        request.num_blocks = request.num_hashed_blocks = len(hit)
+        self.held_blocks += len(hit)
+
+    def _take(self, request: EngineRequest, count: int) -> None:
+        """`request` gets `count` more blocks."""
+        request.blocks += self.pool.take(count)
+        request.num_blocks += count
+        self.held_blocks += count
+
+    def _publish(self, request: EngineRequest, num_tokens: int) -> None:
+        if not self.pool.caching:
+            return
+        full = num_tokens // self.config.block_size
+        if full > request.num_hashed_blocks:
+            assert request.keys is not None
+            keys = request.keys.upto(full)
+            for i in range(request.num_hashed_blocks, full):
+                self.pool.publish(request.blocks[i], keys[i])
+            request.num_hashed_blocks = full
+
+    def _let_go(self, request: EngineRequest) -> None:
+        """`request` holds no blocks any more."""
+        self.pool.release(request.blocks)
+        self.held_blocks -= request.num_blocks
+        request.blocks = []
+        request.num_blocks = request.num_hashed_blocks = 0
+
+    def count_sole(self, request: EngineRequest) -> int:
+        """Blocks that would become free if `request` let go of all it holds."""
+        return self.pool.count_sole(request.blocks)
 
     # --- update ---------------------------------------------------------------------------
 

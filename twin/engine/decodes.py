@@ -6,6 +6,7 @@ needs another block are those of one residue modulo the block size.
 """
 
 import heapq
+from collections.abc import Iterator
 
 from twin.engine.request import EngineRequest
 
@@ -19,7 +20,7 @@ class Decodes:
         self.ends: dict[int, list[EngineRequest]] = {}
         """Plan -> members, resting ones included, that get their last token from it."""
         self._end_heap: list[int] = []
-        self.takers: list[list[EngineRequest]] = [[] for _ in range(block_size)]
+        self._takers = [0] * block_size
         """Plan modulo block size -> members that need a block in it."""
         self._sum_base = 0
         self._resting_computed = 0
@@ -30,7 +31,8 @@ class Decodes:
     def join(self, request: EngineRequest, plan: int, end: int) -> None:
         """`request` computes one token in each plan after `plan`; its last token comes from plan `end`."""
         request.is_member = True
-        request.base = request.num_computed_tokens - plan
+        base = request.num_computed_tokens - plan
+        request.base = base
         request.join_plan = plan
         request.end_plan = end
         self.members[request] = None
@@ -39,25 +41,30 @@ class Decodes:
         else:
             self.ends[end] = [request]
             heapq.heappush(self._end_heap, end)
-        self.takers[self._residue(request)].append(request)
-        self._sum_base += request.base
+        self._takers[(1 - base) % self._block_size] += 1
+        self._sum_base += base
 
     def rest(self, request: EngineRequest) -> None:
         """`request` computes no more tokens but still holds its slot and blocks: its last token is on its way."""
-        del self.members[request]
-        self.takers[self._residue(request)].remove(request)
-        self._sum_base -= request.base
+        self._drop(request)
         self._resting_computed += request.base + request.end_plan
 
     def leave(self, request: EngineRequest) -> None:
         """`request` is none of ours any more."""
         if request in self.members:
-            self.rest(request)
-        self._resting_computed -= request.base + request.end_plan
+            self._drop(request)
+        else:
+            self._resting_computed -= request.base + request.end_plan
         ending = self.ends[request.end_plan]
-        ending.remove(request)
-        if not ending:
+        if len(ending) > 1:
+            ending.remove(request)
+        else:
             del self.ends[request.end_plan]
+
+    def _drop(self, request: EngineRequest) -> None:
+        del self.members[request]
+        self._takers[(1 - request.base) % self._block_size] -= 1
+        self._sum_base -= request.base
 
     def context(self, plan: int) -> int:
         """Keys attended to by all members together in plan `plan`."""
@@ -78,16 +85,30 @@ class Decodes:
             heapq.heappop(heap)
         return heap[0] if heap else None
 
+    # --- blocks ---------------------------------------------------------------------------
+
+    def takes(self, plan: int) -> int:
+        """Blocks that plan `plan` needs."""
+        return self._takers[plan % self._block_size]
+
+    def cycle(self, plan: int, plans: int) -> Iterator[tuple[int, int]]:
+        """(i, blocks) for those of the first `plans` plans from `plan` on, counted from 0, that need any.
+
+        No more than a block size of them: the rest repeats these.
+        """
+        size, takers = self._block_size, self._takers
+        for i in range(min(plans, size)):
+            blocks = takers[(plan + i) % size]
+            if blocks:
+                yield i, blocks
+
     def plans_within(self, plan: int, plans: int, free_blocks: int) -> int:
         """How many of the `plans` plans from `plan` on find the blocks they need among `free_blocks`."""
         size = self._block_size
         if len(self.members) * -(-plans // size) <= free_blocks:
             return plans
         for k in range(plans):
-            free_blocks -= len(self.takers[(plan + k) % size])
+            free_blocks -= self._takers[(plan + k) % size]
             if free_blocks < 0:
                 return k
         return plans
-
-    def _residue(self, request: EngineRequest) -> int:
-        return (1 - request.base) % self._block_size

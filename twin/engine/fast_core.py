@@ -9,13 +9,14 @@ Plans with work are numbered from 1. `planned` is the last one made, `known` the
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from twin.engine.config import EngineConfig
 from twin.engine.core import EngineCore, Output, Step
 from twin.engine.decodes import Decodes
 from twin.engine.request import EngineRequest, Status
+from twin.engine.runs import CountPool, Hit, Path, RunPool
 
 
 class FastCore(EngineCore):
@@ -28,6 +29,7 @@ class FastCore(EngineCore):
         """Steps planned whose results are not in, oldest first."""
         self.planned = 0
         self.known = 0
+        self._at_plan = 0  # the last plan whose running requests have gone on
         self.is_fast = True
         self.budget_left = 0
         """Tokens the last plan could have computed beside those it does."""
@@ -38,6 +40,12 @@ class FastCore(EngineCore):
         ] = []  # (plan, request) of first tokens to come
         self.on_detach: Callable[[EngineRequest, bool], None] = lambda request, has_ended: None
         """Told of a member before it leaves `decodes`, while its plans still say what it did, and whether it ends."""
+
+    def _make_pool(self) -> Any:
+        config = self.config
+        if config.enable_prefix_caching:
+            return RunPool(config.num_gpu_blocks, config.block_size)
+        return CountPool(config.num_gpu_blocks)
 
     # --- what the policy sees of us -------------------------------------------------------
 
@@ -79,7 +87,7 @@ class FastCore(EngineCore):
         """Whether tokens and blocks suffice for every running request, so that their order says nothing."""
         plan, decodes = self.planned + 1, self.decodes
         tokens = len(decodes)
-        blocks = len(decodes.takers[plan % self.config.block_size])
+        blocks = decodes.takes(plan)
         for request in self._partial:
             num_new = self._chunk(request)
             tokens += num_new
@@ -93,10 +101,14 @@ class FastCore(EngineCore):
     def _schedule_fast(self, step: Step, now: float) -> None:
         """Everybody that runs goes on; then admit as ever."""
         plan, decodes = self.planned + 1, self.decodes
+        self._at_plan = plan
         self._rest(plan)
-        self._take_blocks(plan, step)
-        budget = self.config.token_budget - len(decodes) - sum(step.scheduled.values())
-        self._schedule_waiting(step, now, budget)
+        self._take_blocks(decodes.takes(plan))
+        budget = self.config.token_budget - len(decodes)
+        if self._partial:
+            budget -= self._go_on(step)
+        if len(self.waiting):
+            self._schedule_waiting(step, now, budget)
         self._account(step)
         self._add_decodes(step, plan)
         self.budget_left = self.config.token_budget - step.num_tokens
@@ -113,34 +125,23 @@ class FastCore(EngineCore):
                 if request in self.decodes.members and _ends_by_length(request):
                     self.decodes.rest(request)
 
-    def _take_blocks(self, plan: int, step: Step | None) -> None:
-        """What running requests need in `plan`, in running order: blocks, and with a `step` the chunks of prompts.
-
-        A full block becomes findable in the plan that computes its last token, with async scheduling one plan later.
-        """
-        size, pool, is_async = self.config.block_size, self.pool, self.config.async_scheduling
-        work = self.decodes.takers[plan % size]
-        if pool.caching and not is_async and size > 1:
-            work = work + self.decodes.takers[(plan + 1) % size]
-        if step is not None and self._partial:
-            work = work + self._partial
-            self._partial = []
+    def _go_on(self, step: Step) -> int:
+        """Compute more of the prompts that run, in running order; returns their tokens."""
+        work, self._partial = self._partial, []
         if len(work) > 1:
-            work = sorted(work, key=self._order)
+            work.sort(key=self._order)
         for request in work:
-            if not request.is_member:
-                assert step is not None
-                num_new = self._chunk(request)
-                num_computed = request.num_computed_tokens + num_new
-                need = self._blocks_missing(request, num_computed)
-                self._allocate(request, need, num_computed)
-                step.scheduled[request] = num_new
-                continue
-            before = request.base + plan - 1
-            if before % size == 0:
-                request.blocks += pool.take(1)
-                self.held_blocks += 1
-            self._publish(request, before if is_async else before + 1)
+            num_new = self._chunk(request)
+            num_computed = request.num_computed_tokens + num_new
+            self._allocate(request, self._blocks_missing(request, num_computed), num_computed)
+            step.scheduled[request] = num_new
+        return sum(step.scheduled.values())
+
+    def _take_blocks(self, count: int) -> None:
+        """The members take so many blocks; which of them has which is told when one is written out."""
+        if count:
+            self.pool.take(count)
+            self.held_blocks += count
 
     def _order(self, request: EngineRequest) -> Any:
         """Place in the running list."""
@@ -219,38 +220,36 @@ class FastCore(EngineCore):
 
     def _may_hit_more(self, request: EngineRequest) -> bool:
         """Whether a running request may yet publish the first block that `request` misses."""
-        assert request.keys is not None
         found = len(self._find_prefix(request))
         if found == (request.num_tokens - 1) // self.config.block_size:
             return False
-        missing = request.keys.upto(found + 1)[found]
+        missing = request.keys.line_at(found)
         return any(
-            member.num_hashed_blocks <= found and member.keys.upto(found + 1)[found] == missing
+            member.keys.published <= found and member.keys.line_at(found) is missing
             for member in self.decodes.members
-            if member.keys is not None
         )
 
     def make_regular(self, plans: int) -> list[tuple[int, int]]:
         """Make `plans` plans of the kind that `regular_plans` promised, as many steps being over meanwhile.
 
-        Returns (which of them, counted from 1, blocks it took) for those that took any. `known` and the results are
-        left to the caller.
+        Returns (which of them, counted from 1, blocks it took) for those that took any: for the last one, and for no
+        more than a block size of those before it, which then repeat themselves. `known` and the results are left to the
+        caller.
         """
-        taken = []
-        if plans and len(self.decodes) < self.config.token_budget:
+        decodes, size = self.decodes, self.config.block_size
+        if len(decodes) < self.config.token_budget:
             bool(self.waiting)  # each of the plans looks; the policy counts whom a cap stops
-        first, size, takers = self.planned + 1, self.config.block_size, self.decodes.takers
-        publishes_apart = self.pool.caching and not self.config.async_scheduling
-        for plan in range(first, first + plans):
-            if plan == first + plans - 1:
-                self._rest(plan)
-            blocks = len(takers[plan % size])
-            if blocks:
-                taken.append((plan - first + 1, blocks))
-                self._take_blocks(plan, None)
-            elif publishes_apart and takers[(plan + 1) % size]:
-                self._take_blocks(plan, None)
-        self.planned += plans
+        before, last = plans - 1, self.planned + plans
+        taken, total = [], 0
+        for i, blocks in decodes.cycle(self.planned + 1, before):
+            taken.append((i + 1, blocks))
+            total += blocks * ((before - i - 1) // size + 1)
+        self._rest(last)
+        blocks = decodes.takes(last)
+        if blocks:
+            taken.append((plans, blocks))
+        self._take_blocks(total + blocks)
+        self.planned = self._at_plan = last
         depth = len(self.in_flight)
         for _ in range(min(plans, depth)):
             self.drop_oldest()
@@ -258,8 +257,7 @@ class FastCore(EngineCore):
             step = Step()
             step.is_whole = step.named_all = False
             self.in_flight.append(step)
-        if plans:
-            self._add_decodes(step, self.planned)
+        self._add_decodes(step, last)
         return taken
 
     def drop_oldest(self) -> Step:
@@ -273,7 +271,7 @@ class FastCore(EngineCore):
         """Token slots that running requests hold but have not computed a token for."""
         if not self.is_fast:
             size = self.config.block_size
-            return sum(len(r.blocks) * size - r.num_computed_tokens for r in self.running_requests)
+            return sum(r.num_blocks * size - r.num_computed_tokens for r in self.running_requests)
         partial = sum(request.num_computed_tokens for request in self._partial)
         computed = self.decodes.computed(self.planned) + partial
         return self.held_blocks * self.config.block_size - computed
@@ -333,6 +331,67 @@ class FastCore(EngineCore):
             self._stale = {r for r in self._stale if r.num_stale_output_tokens > 0}
         return outputs
 
+    # --- blocks ---------------------------------------------------------------------------
+
+    def keys_of(self, prompt: Sequence[tuple[int, int]], reply: int) -> Any:
+        """Content of a new request, of which `_find_prefix` makes a path; None without a prefix cache."""
+        return (prompt, reply) if self.pool.caching else None
+
+    def _find_prefix(self, request: EngineRequest) -> Sequence[Any]:
+        if not self.pool.caching:
+            return ()
+        path = request.keys
+        if not isinstance(path, Path):
+            path = request.keys = self.pool.path(*path, request)
+        for line in path.lines:
+            writer = line.writer
+            if writer is not None and writer.is_member:
+                in_plan = writer in self.decodes.members
+                self._publish_member(writer, self._at_plan if in_plan else writer.end_plan)
+        hit: Hit = self.pool.find(path, (request.num_tokens - 1) // self.config.block_size)
+        return hit
+
+    def _hold(self, request: EngineRequest, hit: Any) -> None:
+        if self.pool.caching:
+            self.pool.touch(request.keys, hit)
+        request.num_blocks = len(hit)
+        self.held_blocks += len(hit)
+
+    def _take(self, request: EngineRequest, count: int) -> None:
+        self.pool.take(count)
+        request.num_blocks += count
+        self.held_blocks += count
+
+    def _publish(self, request: EngineRequest, num_tokens: int) -> None:
+        if self.pool.caching:
+            full = num_tokens // self.config.block_size
+            if full > request.keys.published:
+                self.pool.publish(request.keys, full)
+
+    def _let_go(self, request: EngineRequest) -> None:
+        held = request.num_blocks
+        if self.pool.caching:
+            if isinstance(request.keys, Path):
+                self.pool.release(request.keys, held)
+        else:
+            self.pool.release(held)
+        self.held_blocks -= held
+        request.num_blocks = 0
+
+    def _end(self, request: EngineRequest) -> None:
+        super()._end(request)
+        if isinstance(request.keys, Path):
+            self.pool.forget(request.keys)
+            request.keys = None
+
+    def count_sole(self, request: EngineRequest) -> int:
+        """Blocks that would become free if `request` let go of all it holds."""
+        self.write_out(request)
+        if self.pool.caching:
+            sole: int = self.pool.count_sole(request.keys, request.num_blocks)
+            return sole
+        return request.num_blocks
+
     # --- between the two ways of keeping books --------------------------------------------
 
     def write_out(self, request: EngineRequest) -> None:
@@ -341,9 +400,17 @@ class FastCore(EngineCore):
             return
         made = self.last_plan(request)
         known = max(self.known, request.join_plan - 1)
-        request.num_computed_tokens = request.base + made
+        request.num_computed_tokens = computed = request.base + made
         request.num_tokens = request.base + known + 1
-        request.num_output_placeholders = made - known if self.config.async_scheduling else 0
+        is_async = self.config.async_scheduling
+        request.num_output_placeholders = made - known if is_async else 0
+        request.num_blocks = -(-computed // self.config.block_size)
+        self._publish_member(request, made)
+
+    def _publish_member(self, request: EngineRequest, plan: int) -> None:
+        """What a member has computed by `plan` is findable: all but the token that the plan did not know yet."""
+        computed = request.base + plan
+        self._publish(request, computed - 1 if self.config.async_scheduling else computed)
 
     def last_plan(self, request: EngineRequest) -> int:
         """The last plan that a member takes part in, of those made."""

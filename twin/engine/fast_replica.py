@@ -227,7 +227,11 @@ class FastReplica(Replica):
         stats.scheduled_tokens += alike * number
         stats.padded_tokens += alike * (padded(number) - number)
         stats.busy_ps += end_ps - start_ps
-        block_ps = sum(blocks * (end_ps - jump.end(i)) for i, blocks in taken)
+        block_ps = sum(
+            blocks * (end_ps - jump.end(k))
+            for i, blocks in taken
+            for k in (range(i, steps, size) if i < steps else (i,))
+        )
         stats.kv_used_block_ps += used * (end_ps - start_ps) + block_ps
         # Plan i leaves `number` fewer slots empty; the last one may have left some members out.
         left_out = number - len(self._core.decodes)

@@ -299,7 +299,7 @@ class Meter:
                 "lost_tokens": request.num_computed_tokens,
                 "output_tokens": request.num_output_tokens,
                 "kv_used_before": used / usable,
-                "kv_used_after": (used - core.pool.count_sole(request.blocks)) / usable,
+                "kv_used_after": (used - core.count_sole(request)) / usable,
                 "running": len(core.running_requests),
                 "waiting": len(core.waiting) + 1,
             }

@@ -17,7 +17,6 @@ import simpy
 from simpy.events import NORMAL, EventPriority
 
 from twin.clock import ceil_ps, to_seconds
-from twin.engine.blocks import BlockKeys
 from twin.engine.config import EngineConfig
 from twin.engine.core import EngineCore, Output, Step
 from twin.engine.life import Life
@@ -175,7 +174,7 @@ class Replica:
         groups = [[0, 0, 0] for _ in LENGTH_GROUPS]
         for request in core.running_requests:
             group = groups[length_group(request.num_prompt_tokens)]
-            slots = len(request.blocks) * size
+            slots = request.num_blocks * size
             group[0] += 1
             group[1] += slots
             group[2] += slots - request.num_computed_tokens
@@ -208,9 +207,6 @@ class Replica:
         config = self._config
         room = config.max_model_len - request.prompt_tokens
         limit = room if request.max_tokens is None else min(request.max_tokens, room)
-        keys = None
-        if config.enable_prefix_caching:
-            keys = BlockKeys(request.prompt, request.reply, config.block_size)
         arrival = to_seconds(request.arrival_ps)
         engine = EngineRequest(
             request.index,
@@ -219,7 +215,7 @@ class Replica:
             request.prompt_tokens,
             limit,
             request.output_tokens,
-            keys,
+            self._core.keys_of(request.prompt, request.reply),
             self._priorities.get(request.tier, 0),
         )
         life = Life(request, engine)
@@ -263,8 +259,8 @@ class Replica:
     def holders(self) -> str:
         """Who waits and who holds how many KV blocks, for people."""
         core = self._core
-        held = sorted(core.running_requests, key=lambda request: -len(request.blocks))[:5]
-        holding = ", ".join(f"request {r.rid}: {len(r.blocks)} blocks" for r in held) or "nobody"
+        held = sorted(core.running_requests, key=lambda request: -request.num_blocks)[:5]
+        holding = ", ".join(f"request {r.rid}: {r.num_blocks} blocks" for r in held) or "nobody"
         return (
             f"replica {self.index}: {self.num_running} running, {self.num_waiting} waiting, "
             f"{core.pool.num_free} of {core.pool.num_usable} KV blocks free; holding: {holding}"
@@ -329,7 +325,7 @@ class Replica:
         """The step starts."""
         core, size = self._core, self._config.block_size
         self._begin_admitted(step, self._now_ps)
-        empty = sum(len(r.blocks) * size - r.num_computed_tokens for r in core.running_requests)
+        empty = sum(r.num_blocks * size - r.num_computed_tokens for r in core.running_requests)
         self._count(step, step.duration_ps, core.pool.num_usable - core.pool.num_free, empty)
         padded = self._step_time.padded_tokens(step.num_tokens)
         self._meter.begins(step, padded, step.duration_ps, self._now_ps)
@@ -353,7 +349,7 @@ class Replica:
     def _take_back(self, beyond_ps: int) -> None:
         """So much of the step that runs lies beyond the end of the run."""
         core, stats, size = self._core, self._stats, self._config.block_size
-        empty = sum(len(r.blocks) * size - r.num_computed_tokens for r in core.running_requests)
+        empty = sum(r.num_blocks * size - r.num_computed_tokens for r in core.running_requests)
         stats.busy_ps -= beyond_ps
         stats.kv_used_block_ps -= beyond_ps * (core.pool.num_usable - core.pool.num_free)
         stats.kv_empty_token_ps -= beyond_ps * empty

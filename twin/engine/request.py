@@ -4,8 +4,6 @@ from collections.abc import Hashable
 from enum import Enum
 from typing import Any
 
-from twin.engine.blocks import BlockKeys
-
 
 class Status(Enum):
     """Where a request is in the engine."""
@@ -35,6 +33,7 @@ class EngineRequest:
         "join_plan",
         "keys",
         "max_tokens",
+        "num_blocks",
         "num_computed_tokens",
         "num_hashed_blocks",
         "num_in_flight_tokens",
@@ -62,7 +61,7 @@ class EngineRequest:
         num_prompt_tokens: int,
         max_tokens: int,
         output_tokens: int | None,
-        keys: BlockKeys | None,
+        keys: Any,
         priority: int = 0,
         job: Any = None,
     ) -> None:
@@ -83,6 +82,7 @@ class EngineRequest:
         self.num_preemptions = 0
         self.num_hashed_blocks = 0
         self.blocks: list[int] = []
+        self.num_blocks = 0
         self.status = Status.WAITING
         self.high_water = 0  # most tokens that were ever computed at once
         self.recomputed_tokens = 0
