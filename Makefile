@@ -3,6 +3,7 @@
 #   make test    sets up .venv and .venv-vllm, checks the sources, runs all tests
 # Others:
 #   make parity N=1000 SEED=7    compares the engine with vLLM's scheduler on N random workloads
+#   make real-demo    starts vLLM on the CPU with a tiny model, sends 200 requests, shows each tier's latency
 #   make lint, make vllm-env, make clean
 # Variables:
 #   PYTHON         the interpreter that makes the environments
@@ -48,7 +49,7 @@ export VLLM_LOGGING_LEVEL ?= ERROR
 pip = $(1) -m pip install --quiet --disable-pip-version-check $(2) > $(@D)/pip.log 2>&1 \
 	|| { grep -v 'is ignored: it is neither' $(@D)/pip.log | tail -n 40 >&2; exit 1; }
 
-.PHONY: help demo test lint parity vllm-env system-packages clean
+.PHONY: help demo test lint parity real-demo vllm-env system-packages clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -86,6 +87,9 @@ test: lint system-packages
 
 parity: vllm-env
 	$(VLLM_PYTHON) -m tests.parity --workloads $(N) --seed $(SEED)
+
+real-demo: vllm-env
+	$(VLLM_PYTHON) -m real demo examples/real-demo.yaml
 
 ifeq ($(VLLM_PYTHON),$(VLLM_ENV)/bin/python)
 vllm-env: $(VLLM_ENV)/ready

@@ -5,6 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import typer
 
+from real import cli_serve
 from real.vllm_names import VLLM_NAMES, missing_names
 
 app = typer.Typer(name="twin-real", no_args_is_help=True, add_completion=False)
@@ -44,6 +45,10 @@ def check() -> None:
         typer.echo(f"missing: {name}", err=True)
     if missing:
         raise typer.Exit(1)
+
+
+app.command()(cli_serve.serve)
+app.command()(cli_serve.demo)
 
 
 def main() -> None:

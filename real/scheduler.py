@@ -1,140 +1,30 @@
 """The shared policy inside vLLM: a scheduler for `--scheduler-cls`, with no policy of its own.
 
 vLLM keeps blocks, tokens and the prefix cache. Its waiting queue is replaced by one that shows what the policy admits;
-its running list is sorted before each step so that the last one is the victim. The policy comes from
+its running list is sorted before a step so that the last one is the victim. The policy comes from
 `--additional-config '{"twin": {"policy": ...}}'` (a preset's name or a whole policy as data), a request's tier, tenant
-and deadlines from `vllm_xargs`: tier, tenant, ttft_s, total_s.
+and deadlines from `vllm_xargs` (real.hints).
 """
 
 import logging
-import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import vllm
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.request_queue import RequestQueue
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import Request, RequestStatus
 
+from real.exporter import Exporter, State, is_visible
+from real.hints import CONFIG_KEY, DEFAULT_POLICY, read_hints
+from real.vllm_names import check_scheduler, check_version
+from real.waiting import ArrivalOrder, KvHoldingQueue, PolicyQueue, Tracked
 from twin.scheduling import Job, Plan, Policy, fingerprint, policy_config
 
 logger = logging.getLogger("vllm.twin")
-
-CONFIG_KEY = "twin"
-"""Our key in vLLM's additional_config."""
-DEFAULT_POLICY = "tiered"
-
-SCHEDULER_NAMES = (
-    "waiting",
-    "running",
-    "requests",
-    "_preempt_request",
-    "kv_cache_manager",
-    "max_num_running_reqs",
-    "max_model_len",
-    "block_size",
-)
-"""Names of vLLM's scheduler, beside its public methods, that this module relies on."""
-
-
-class Tracked:
-    """A request between submission and end."""
-
-    __slots__ = ("has_token", "job", "request")
-
-    def __init__(self, request: Request, job: Job) -> None:
-        self.request = request
-        self.job = job
-        self.has_token = False
-
-
-class PolicyQueue(RequestQueue):
-    """vLLM's waiting queue as the policy sees fit: `len` counts all that wait, the rest shows what may run now."""
-
-    def __init__(self, owner: "PolicyScheduling") -> None:
-        self._owner = owner
-        self.waiting: dict[Any, Request] = {}  # by id
-
-    def add_request(self, request: Request) -> None:
-        self.waiting[request.request_id] = request
-        job = self._owner.track(request)
-        self._owner.ask(lambda policy, now: policy.submit(job, now))
-
-    def peek_request(self) -> Request:
-        return self.waiting[self._head().rid]
-
-    def pop_request(self) -> Request:
-        job = self._head()
-        self._owner.ask(lambda policy, now: policy.start(job, now))
-        return self.waiting.pop(job.rid)
-
-    def prepend_request(self, request: Request) -> None:
-        """vLLM preempted it."""
-        self.waiting[request.request_id] = request
-        job = self._owner.tracked[request.request_id].job
-        self._owner.ask(lambda policy, now: policy.requeue(job, now))
-
-    def prepend_requests(self, requests: Iterable[Request]) -> None:
-        """vLLM took these off and set them aside; it hands them over last one first."""
-        for request in reversed(list(requests)):
-            self.waiting[request.request_id] = request
-            job = self._owner.tracked[request.request_id].job
-            self._owner.ask(lambda policy, now, job=job: policy.undo_start(job, now))
-
-    def remove_request(self, request: Request) -> None:
-        self.waiting.pop(request.request_id, None)
-
-    def remove_requests(self, requests: Iterable[Request]) -> None:
-        for request in requests:
-            self.remove_request(request)
-
-    def _head(self) -> Job:
-        job = self._owner.ask(lambda policy, now: policy.head(now))
-        if job is None:
-            raise IndexError("nothing may be admitted now")
-        return job
-
-    def __bool__(self) -> bool:
-        return self._owner.ask(lambda policy, now: policy.head(now)) is not None
-
-    def __len__(self) -> int:
-        return len(self.waiting)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(list(self.waiting.values()))
-
-
-class ArrivalOrder:
-    """What is left when the policy has failed: everybody in order of arrival, nobody held, aborted or preempted."""
-
-    def __init__(self, waiting: Iterable[Job]) -> None:
-        self._waiting = {job.rid: job for job in waiting}
-
-    def submit(self, job: Job, now: float) -> None:
-        self._waiting[job.rid] = job
-
-    requeue = undo_start = submit
-
-    def start(self, job: Job, now: float) -> None:
-        del self._waiting[job.rid]
-
-    def first_token(self, job: Job, now: float) -> None:
-        pass
-
-    def gone(self, job: Job, now: float, reason: str, output_tokens: int) -> None:
-        self._waiting.pop(job.rid, None)
-
-    def begin_step(self, now: float, host: Any) -> Plan:
-        return Plan()
-
-    def head(self, now: float) -> Job | None:
-        return min(self._waiting.values(), key=self.run_key, default=None)
-
-    def run_key(self, job: Job) -> tuple[Any, ...]:
-        return (job.arrival, job.rid)
 
 
 class PolicyScheduling:
@@ -145,12 +35,7 @@ class PolicyScheduling:
 
     def __init__(self, vllm_config: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config=vllm_config, **kwargs)
-        missing = [name for name in SCHEDULER_NAMES if not hasattr(self, name)]
-        if missing:
-            raise RuntimeError(
-                f"this scheduler does not know vLLM {vllm.__version__}: "
-                f"its scheduler has no attribute {', '.join(missing)}"
-            )
+        check_scheduler(self)
         settings = (vllm_config.additional_config or {}).get(CONFIG_KEY, {})
         self.policy_config = policy_config(settings.get("policy", DEFAULT_POLICY))
         self.policy: Any = Policy(self.policy_config, self.max_model_len)
@@ -158,47 +43,58 @@ class PolicyScheduling:
         self.policy_errors = 0
         """Exceptions of the policy; the first one puts arrival order in its place."""
         self.tracked: dict[str, Tracked] = {}
+        self.is_finishing = False
+        """Whether vLLM is taking a request out for good."""
+        self._without_token: set[str] = set()
         self._to_tell: list[tuple[int, str, str]] = []  # (client, request, reason) of our aborts
+        self._bad_hints: set[str] = set()  # fields that were complained about
         self._host = EngineHost(self)
-        self._step_now: float | None = None  # the instant of the step being planned
+        self._now: float | None = None  # the instant of the step being planned or taken in
+        self._is_sorted = True  # self.running is in run_key order
         self.waiting = PolicyQueue(self)
+        self.kv_holding_waiting = KvHoldingQueue(self)
+        self._exporter = self._make_exporter(vllm_config, settings)
         logger.info("scheduling policy %s", self.policy_fingerprint)
+
+    def _make_exporter(self, vllm_config: Any, settings: dict[str, Any]) -> Exporter | None:
+        if not is_visible():
+            logger.info("PROMETHEUS_MULTIPROC_DIR is not set: no metrics by tier")
+            return None
+        name = settings.get("policy_name", settings.get("policy", DEFAULT_POLICY))
+        return Exporter(
+            self.policy_config,
+            self.policy_fingerprint,
+            name if isinstance(name, str) else "custom",
+            vllm.__version__,
+            str(vllm_config.model_config.served_model_name),
+            str(vllm_config.parallel_config.data_parallel_index),
+        )
 
     # --- vLLM's public methods ------------------------------------------------------------
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Let the policy plan, carry its plan out, then schedule as vLLM does."""
-        self._step_now = self.clock()
+        now = self._now = self.clock()
         try:
-            plan = self.ask(lambda policy, now: policy.begin_step(now, self._host))
-            for job, reason in plan.abort:
-                self._to_tell.append((self.requests[job.rid].client_index, job.rid, reason))
-                self._finish(job.rid, RequestStatus.FINISHED_ABORTED, reason)
-            for job in plan.preempt:
-                request = self.requests[job.rid]
-                self.running.remove(request)
-                self._preempt_request(request, time.monotonic())
-            self._sort_running()
+            if self.waiting.compiling:
+                self.waiting.submit_compiled(now)
+            self._carry_out(self._ask(lambda policy, now: policy.begin_step(now, self._host)))
+            if not self._is_sorted:
+                self._sort_running()
             return super().schedule(*args, **kwargs)
         finally:
-            self._step_now = None
+            self._now = None
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Take in the results, tell the policy in the order of the schedule and the clients of the aborts."""
-        outputs = super().update_from_output(scheduler_output, model_runner_output)
-        results = {
-            result.request_id: result for group in outputs.values() for result in group.outputs
-        }
-        for rid in scheduler_output.num_scheduled_tokens:
-            result, tracked = results.get(rid), self.tracked.get(rid)
-            if result is None or tracked is None:
-                continue
-            if result.new_token_ids and not tracked.has_token:
-                tracked.has_token = True
-                job = tracked.job
-                self.ask(lambda policy, now, job=job: policy.first_token(job, now))
-            if result.finish_reason is not None:
-                self._forget(rid, "finished")
+        self._now = self.clock()
+        try:
+            outputs = super().update_from_output(scheduler_output, model_runner_output)
+            self._note_results(outputs, scheduler_output)
+            if self._exporter is not None and self._exporter.is_due(self._now):
+                self._export_state(self._exporter, self._now)
+        finally:
+            self._now = None
         for client, rid, reason in self._to_tell:
             group = outputs.setdefault(client, EngineCoreOutputs())
             group.outputs.append(
@@ -213,65 +109,148 @@ class PolicyScheduling:
             request_ids = list(self.requests)
         elif isinstance(request_ids, str):
             request_ids = [request_ids]
+        reason = "error" if finished_status == RequestStatus.FINISHED_ERROR else "client"
         ended: list[Request] = []
         for rid in list(request_ids):
-            ended += self._finish(rid, finished_status, "client")
+            ended += self._finish(rid, finished_status, reason)
         return ended
+
+    # --- what the queues tell the policy --------------------------------------------------
+
+    def track(self, request: Request) -> None:
+        """A request that vLLM queues for the first time, and the job that stands for it."""
+        job = self._job_of(request)
+        self.tracked[request.request_id] = Tracked(request, job)
+        self._without_token.add(request.request_id)
+
+    def submit(self, rid: str) -> None:
+        """The request could run from now on."""
+        job = self.tracked[rid].job
+        self._ask(lambda policy, now: policy.submit(job, now))
+
+    def start(self, tracked: Tracked) -> None:
+        """vLLM took it off the queue."""
+        tracked.is_started = True
+        if tracked.first_start is None:
+            tracked.first_start = self._time()
+        self.running_changed()
+        self._ask(lambda policy, now: policy.start(tracked.job, now))
+
+    def undo_start(self, tracked: Tracked) -> None:
+        """vLLM took it off but set it aside."""
+        tracked.is_started = False
+        if tracked.first_token is None and not tracked.request.num_preemptions:
+            tracked.first_start = None
+        self._ask(lambda policy, now: policy.undo_start(tracked.job, now))
+
+    def requeue(self, tracked: Tracked) -> None:
+        """It no longer runs and waits again."""
+        tracked.is_started = False
+        self._ask(lambda policy, now: policy.requeue(tracked.job, now))
+
+    def head(self) -> Job | None:
+        """Which job may run next."""
+        job: Job | None = self._ask(lambda policy, now: policy.head(now))
+        return job
+
+    def running_changed(self) -> None:
+        """Somebody joins the running list, at its end."""
+        self._is_sorted = False
 
     # --- between vLLM and the policy ------------------------------------------------------
 
-    def ask(self, call: Callable[[Any, float], Any]) -> Any:
+    def _time(self) -> float:
+        """The instant of this step, or of this call between two steps."""
+        return self.clock() if self._now is None else self._now
+
+    def _ask(self, call: Callable[[Any, float], Any]) -> Any:
         """What the policy answers; if it raises, what arrival order answers, from now on."""
-        now = self.clock() if self._step_now is None else self._step_now
+        now = self._time()
         try:
             return call(self.policy, now)
         except Exception:
             if isinstance(self.policy, ArrivalOrder):
                 raise
             self.policy_errors += 1
+            if self._exporter is not None:
+                self._exporter.policy_failed()
             logger.exception("the scheduling policy failed; going on in order of arrival")
-            self.policy = ArrivalOrder(self.tracked[rid].job for rid in self.waiting.waiting)
-            self._sort_running()
+            queue = self.waiting
+            ready = [rid for rid in queue.waiting if rid not in queue.compiling]
+            self.policy = ArrivalOrder(self.tracked[rid].job for rid in ready)
+            self._is_sorted = False
             return call(self.policy, now)
 
-    def track(self, request: Request) -> Job:
-        """The job that stands for a request, made when vLLM first queues it."""
+    def _carry_out(self, plan: Plan) -> None:
+        for job, reason in plan.abort:
+            tracked = self.tracked.get(str(job.rid))
+            if tracked is not None:
+                rid = tracked.request.request_id
+                self._to_tell.append((tracked.request.client_index, rid, reason))
+                self._finish(rid, RequestStatus.FINISHED_ABORTED, reason)
+        for job in plan.preempt:
+            request = self.tracked[str(job.rid)].request
+            self.running.remove(request)
+            self._preempt_request(request, time.monotonic())
+
+    def _note_results(self, outputs: Any, scheduler_output: Any) -> None:
+        """Tell the policy of first tokens and ends."""
+        waited_for = self._without_token
+        news = [
+            result
+            for group in outputs.values()
+            for result in group.outputs
+            if result.finish_reason is not None or result.request_id in waited_for
+        ]
+        if len(outputs) > 1 and len(news) > 1:  # vLLM has them by client
+            place = {rid: i for i, rid in enumerate(scheduler_output.num_scheduled_tokens)}
+            news.sort(key=lambda result: place.get(result.request_id, len(place)))
+        for result in news:
+            tracked = self.tracked.get(result.request_id)
+            if tracked is None:
+                continue
+            if result.new_token_ids and tracked.first_token is None:
+                tracked.first_token = now = self._time()
+                waited_for.discard(result.request_id)
+                job = tracked.job
+                if self._exporter is not None:
+                    self._exporter.first_token(self._tier_name(job), now - job.arrival)
+                self._ask(lambda policy, now, job=job: policy.first_token(job, now))
+            # A streaming session goes on after the end of a turn.
+            if result.finish_reason is not None and tracked.request.is_finished():
+                self._forget(result.request_id, "finished")
+
+    def _job_of(self, request: Request) -> Job:
         extra = getattr(request.sampling_params, "extra_args", None) or {}
+        hints, wrong = read_hints(extra, request.priority, self.policy_config)
+        for name, problem in wrong.items():
+            if name not in self._bad_hints:
+                self._bad_hints.add(name)
+                logger.warning(
+                    "vllm_xargs.%s %s; the default is used, now and later", name, problem
+                )
         arrival = self.arrival_of(request)
-        job = Job(
+        return Job(
             rid=request.request_id,
             arrival=arrival,
             prompt_tokens=request.num_prompt_tokens,
             max_tokens=request.max_tokens,
-            tier=self._tier_of(extra),
-            tenant=str(extra.get("tenant", "default")),
-            ttft_deadline=_deadline(arrival, extra, "ttft_s"),
-            deadline=_deadline(arrival, extra, "total_s"),
+            tier=hints.tier,
+            tenant=hints.tenant,
+            ttft_deadline=None if hints.ttft_s is None else arrival + hints.ttft_s,
+            deadline=None if hints.total_s is None else arrival + hints.total_s,
         )
-        self.tracked[request.request_id] = Tracked(request, job)
-        return job
-
-    def _tier_of(self, extra: dict[str, Any]) -> str:
-        """The tier asked for if there is one of that name, else the default one, else the first.
-
-        Under a policy that takes every request the tier says nothing to it but is what an order of the user's sees.
-        """
-        names = [tier.name for tier in self.policy_config.tiers]
-        tier = extra.get("tier")
-        if names == ["*"]:
-            return "ONLINE" if tier is None else str(tier)
-        if tier in names:
-            return str(tier)
-        if tier is not None:
-            logger.warning("vllm_xargs.tier %r is not one of %s, default used", tier, names)
-        return self.policy_config.default_tier or names[0]
 
     def arrival_of(self, request: Request) -> float:
         """When the request reached the server, on our clock; a wall clock that jumps later moves nothing."""
         return self.clock() - max(0.0, time.time() - request.arrival_time)
 
     def _finish(self, rid: str, status: Any, reason: str) -> list[Request]:
-        ended: list[Request] = super().finish_requests(rid, status)
+        self.is_finishing = True
+        try:
+            ended: list[Request] = super().finish_requests(rid, status)
+        finally:
+            self.is_finishing = False
         for request in ended:
             self._forget(request.request_id, reason)
         return ended
@@ -279,16 +258,58 @@ class PolicyScheduling:
     def _forget(self, rid: str, reason: str) -> None:
         tracked = self.tracked.pop(rid, None)
         if tracked is not None:
+            self._without_token.discard(rid)
             job, tokens = tracked.job, tracked.request.num_output_tokens
-            self.ask(lambda policy, now: policy.gone(job, now, reason, tokens))
+            self._ask(lambda policy, now: policy.gone(job, now, reason, tokens))
+            if self._exporter is not None:
+                self._export_end(self._exporter, tracked, reason, tokens)
+
+    # --- metrics --------------------------------------------------------------------------
+
+    def _tier_name(self, job: Job) -> str:
+        """The policy's name for the tier of a job."""
+        return job.tier if len(self.policy_config.tiers) > 1 else self.policy_config.tiers[0].name
+
+    def _export_end(self, exporter: Any, tracked: Tracked, reason: str, tokens: int) -> None:
+        tier, job, now = self._tier_name(tracked.job), tracked.job, self._time()
+        exporter.gone(tier, reason)
+        if (
+            reason == "finished"
+            and tracked.first_start is not None
+            and tracked.first_token is not None
+        ):
+            tpot_s = (now - tracked.first_token) / (tokens - 1) if tokens > 1 else None
+            exporter.completed(tier, tracked.first_start - job.arrival, now - job.arrival, tpot_s)
+        if not self.tracked:
+            self._export_state(exporter, now)
+
+    def _export_state(self, exporter: Any, now: float) -> None:
+        stats = {} if isinstance(self.policy, ArrivalOrder) else self.policy.stats()
+        exporter.write(now, stats, self._state)
+
+    def _state(self) -> State:
+        pool = self.kv_cache_manager.block_pool
+        usable = self.kv_cache_config.num_blocks - 1  # without the null block
+        state = State(usable, pool.get_num_free_blocks(), len(self.tracked))
+        manager = self.kv_cache_manager.coordinator.single_type_managers[0]
+        for request in self.running:
+            held = len(manager.req_to_blocks.get(request.request_id, ())) * self.block_size
+            state.add(
+                request.num_prompt_tokens,
+                held,
+                request.num_computed_tokens,
+                usable * self.block_size,
+            )
+        return state
 
     def _sort_running(self) -> None:
         jobs = self.tracked
-        self.ask(
+        self._ask(
             lambda policy, now: self.running.sort(
                 key=lambda request: policy.run_key(jobs[request.request_id].job)
             )
         )
+        self._is_sorted = True
 
 
 class EngineHost:
@@ -309,16 +330,19 @@ class EngineHost:
 
     @property
     def free_slots(self) -> int:
-        """Requests that could be admitted beside the running ones."""
+        """Requests that could be admitted beside the running ones; a streaming session between two turns keeps its."""
         scheduler = self._scheduler
         limit = getattr(scheduler, "max_num_active_reqs", scheduler.max_num_running_reqs)
-        return limit - len(scheduler.running)
+        return limit - len(scheduler.running) - scheduler.num_waiting_for_streaming_input
 
     @property
     def running(self) -> list[Job]:
-        """Running jobs in vLLM's order."""
-        tracked = self._scheduler.tracked
-        return [tracked[request.request_id].job for request in self._scheduler.running]
+        """Running jobs in vLLM's order; none while admission is paused, so that nobody gives way to no one."""
+        scheduler = self._scheduler
+        if scheduler.pause_state != PauseState.UNPAUSED:
+            return []
+        tracked = scheduler.tracked
+        return [tracked[request.request_id].job for request in scheduler.running]
 
     def blocks_of(self, job: Job) -> int:
         """Blocks of the job that nobody shares."""
@@ -336,20 +360,6 @@ class EngineHost:
         return -(-min(num_tokens, self.max_model_len) // self._scheduler.block_size)
 
 
-def _deadline(arrival: float, extra: dict[str, Any], name: str) -> float | None:
-    value = extra.get(name)
-    if value is None:
-        return None
-    try:
-        seconds = float(value)
-    except (TypeError, ValueError):
-        seconds = math.nan
-    if not 0.0 < seconds < math.inf:
-        logger.warning("vllm_xargs.%s is no positive number of seconds, ignored: %r", name, value)
-        return None
-    return arrival + seconds
-
-
 class PolicyScheduler(PolicyScheduling, Scheduler):
     """vLLM's synchronous scheduler under our policy."""
 
@@ -359,6 +369,10 @@ class AsyncPolicyScheduler(PolicyScheduling, AsyncScheduler):
 
 
 def make_scheduler(vllm_config: Any, **kwargs: Any) -> Any:
-    """The factory for `--scheduler-cls real.scheduler.make_scheduler`."""
+    """The factory for `--scheduler-cls real.scheduler.make_scheduler`.
+
+    Raises RuntimeError under a vLLM it does not know.
+    """
+    check_version()
     is_async = vllm_config.scheduler_config.async_scheduling
     return (AsyncPolicyScheduler if is_async else PolicyScheduler)(vllm_config, **kwargs)

@@ -1,28 +1,44 @@
-"""Which of vLLM's names does the plug-in rely on, and does the installed vLLM still have them?"""
+"""Which vLLM is known, which of its names does the plug-in rely on, and does the installed one still have them?"""
 
 import inspect
 import re
 from collections.abc import Iterable
 from importlib import import_module
+from typing import Any
+
+VERSIONS = ("0.32.0", "0.33.0")
+"""Versions of vLLM whose scheduler was compared with the twin's, step by step."""
 
 _QUEUE = "vllm.v1.core.sched.request_queue:RequestQueue."
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler."
 _REQUEST = "vllm.v1.request:Request."
+
+SCHEDULER_NAMES = (
+    "requests",
+    "waiting",
+    "kv_holding_waiting",
+    "running",
+    "num_waiting_for_streaming_input",
+    "pause_state",
+    "max_num_running_reqs",
+    "max_num_active_reqs",
+    "max_model_len",
+    "block_size",
+    "scheduler_config",
+    "kv_cache_config.num_blocks",
+    "kv_cache_manager.block_pool.get_num_free_blocks",
+    "_preempt_request",
+)
+"""Of a scheduler object, beside its public methods."""
 
 VLLM_NAMES: tuple[str, ...] = (
     "vllm.v1.core.sched.async_scheduler:AsyncScheduler",
     _SCHEDULER + "schedule",
     _SCHEDULER + "update_from_output",
     _SCHEDULER + "finish_requests",
-    _SCHEDULER + "_preempt_request",
-    _SCHEDULER + "requests",
-    _SCHEDULER + "waiting",
-    _SCHEDULER + "running",
-    _SCHEDULER + "max_num_active_reqs",
-    _SCHEDULER + "max_num_running_reqs",
-    _SCHEDULER + "max_model_len",
-    _SCHEDULER + "block_size",
-    _SCHEDULER + "kv_cache_manager",
+    *(_SCHEDULER + name.partition(".")[0] for name in SCHEDULER_NAMES),
+    "vllm.v1.core.sched.interface:PauseState.UNPAUSED",
+    "vllm.v1.core.sched.request_queue:FCFSRequestQueue.pop_request",
     _QUEUE + "add_request",
     _QUEUE + "pop_request",
     _QUEUE + "peek_request",
@@ -46,6 +62,12 @@ VLLM_NAMES: tuple[str, ...] = (
     _REQUEST + "sampling_params",
     _REQUEST + "client_index",
     _REQUEST + "status",
+    _REQUEST + "priority",
+    _REQUEST + "is_finished",
+    _REQUEST + "structured_output_request",
+    "vllm.v1.structured_output.request:StructuredOutputRequest.grammar",
+    "vllm.v1.request:RequestStatus.FINISHED_ERROR",
+    "vllm.v1.request:RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR",
     "vllm.v1.request:RequestStatus.FINISHED_ABORTED",
     "vllm.v1.engine:EngineCoreOutput.finish_reason",
     "vllm.v1.engine:EngineCoreOutput.stop_reason",
@@ -53,6 +75,34 @@ VLLM_NAMES: tuple[str, ...] = (
     "vllm.v1.engine:FinishReason.ABORT",
 )
 """`module:attribute.attribute`. Most are not part of a public interface and may change with any release."""
+
+
+def check_version() -> None:
+    """Raise RuntimeError under a vLLM that the twin's rules were not compared with."""
+    found = import_module("vllm").__version__
+    if found.partition("+")[0] not in VERSIONS:
+        raise RuntimeError(
+            f"real.scheduler does not know vLLM {found}: vllm.__version__ is none of "
+            f"{', '.join(VERSIONS)}; install one of these"
+        )
+
+
+def check_scheduler(scheduler: Any) -> None:
+    """Raise RuntimeError naming what this scheduler object of vLLM lacks."""
+    missing = [name for name in SCHEDULER_NAMES if not _has(scheduler, name)]
+    if missing:
+        raise RuntimeError(
+            f"real.scheduler does not know vLLM {import_module('vllm').__version__}: "
+            f"its scheduler has no attribute {', '.join(missing)}"
+        )
+
+
+def _has(found: Any, path: str) -> bool:
+    for attribute in path.split("."):
+        if not hasattr(found, attribute):
+            return False
+        found = getattr(found, attribute)
+    return True
 
 
 def missing_names(names: Iterable[str] = VLLM_NAMES) -> list[str]:

@@ -1,11 +1,15 @@
 """`twin-real check` reports what is there and what is not."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
-from real.vllm_names import VLLM_NAMES, missing_names
+import pytest
+
+from real.vllm_names import VLLM_NAMES, check_scheduler, check_version, missing_names
 
 ROOT = Path(__file__).parents[1]
 
@@ -38,13 +42,27 @@ def test_every_name_imported_from_vllm_is_on_the_list():
                 assert {alias.name for alias in node.names} <= listed, path
 
 
-def test_every_attribute_the_plug_in_asks_for_is_on_the_list():
-    for node in ast.parse((ROOT / "real/scheduler.py").read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SCHEDULER_NAMES":
-            wanted = ast.literal_eval(node.value)
-            break
-    scheduler = "vllm.v1.core.sched.scheduler:Scheduler."
-    assert {scheduler + name for name in wanted} <= set(VLLM_NAMES)
+class Scheduler:
+    requests = waiting = kv_holding_waiting = running = ()
+
+
+def test_an_unknown_scheduler_is_refused_by_version_and_attribute(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.40.1"))
+    with pytest.raises(RuntimeError, match=r"0\.40\.1.*num_waiting_for_streaming_input.*_preempt"):
+        check_scheduler(Scheduler())
+
+
+@pytest.mark.parametrize("version", ["0.31.0", "0.32.1", "0.34.0", "dev", "0.32.0rc1"])
+def test_an_unknown_version_is_refused(monkeypatch, version):
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__=version))
+    with pytest.raises(RuntimeError, match=f"vLLM {re.escape(version)}.*0.32.0, 0.33.0"):
+        check_version()
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.33.0", "0.32.0+cpu"])
+def test_a_known_version_is_taken(monkeypatch, version):
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__=version))
+    check_version()
 
 
 def test_check_without_vllm_says_so():

@@ -120,3 +120,20 @@ TWIN = (
     Metric("twin:e2e_request_latency_seconds", "histogram", "E2E.", ("tier",), LATENCY_BUCKETS),
 )  # fmt: skip
 """Ours."""
+
+SERVER = (
+    Metric("twin:policy_info", "gauge", "Which policy rules.", ("policy", "policy_fingerprint", "engine_version")),
+    Metric("twin:requests_submitted", "counter", "Requests handed to the policy.", ("tier",)),
+    Metric("twin:released_tokens", "counter", "Prompt and expected output tokens of released batches.", ("tier",)),
+    Metric("twin:batching_wait_seconds", "counter", "Time that released requests were held.", ("tier",)),
+    Metric("twin:preemptions", "counter", "Preemptions by the victim's tier.", ("tier", "cause")),
+    Metric("twin:timeouts", "counter", "Requests whose deadline passed.", ("tier", "reason")),
+    Metric("twin:kv_blocks_used", "gauge", "KV blocks in use."),
+    Metric("twin:num_requests_running_by_length", "gauge", "Requests that run.", ("length",)),
+    Metric("twin:kv_tokens_held_by_length", "gauge", "Token slots in their KV blocks.", ("length",)),
+    Metric("twin:kv_tokens_empty_by_length", "gauge", "Those of them without a computed token.", ("length",)),
+    Metric("twin:policy_errors", "counter", "Failures of the policy; after one, arrival order rules."),
+    Metric("twin:bad_hints", "counter", "Fields of vllm_xargs that made no sense.", ("field",)),
+    Metric("twin:scheduler_requests", "gauge", "Requests in the tables of the scheduler plug-in."),
+)  # fmt: skip
+"""Ours, of a real server only."""

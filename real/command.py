@@ -1,0 +1,105 @@
+"""Which `vllm serve` command serves a scenario?"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from real.hints import CONFIG_KEY
+from real.middleware import HEADERS
+from twin.errors import InputError
+from twin.scenario import Scenario
+
+SCHEDULER = "real.scheduler.make_scheduler"
+MIDDLEWARE = "real.middleware.TwinMiddleware"
+DRAIN_S = 3600
+"""Seconds vLLM itself would go on after a signal; `twin-real serve` has drained before it sends one."""
+
+_DTYPES = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32", "fp8": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What a scenario does not say: where the server listens, what it serves, how it treats bad hints."""
+
+    python: str
+    """Interpreter that has vLLM."""
+    model: Path | str
+    """Folder of the model, or its name where vLLM may fetch it."""
+    name: str
+    """What clients call the model."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    headers: Mapping[str, str] = field(default_factory=lambda: HEADERS)
+    """Header -> field of vllm_xargs."""
+    bad_hints: str = "default"
+    """default: the scheduler takes the default for a hint that makes no sense; reject: the client gets a 400."""
+    dummy: bool = False
+    """Random weights: nothing is loaded."""
+    more: Sequence[str] = ()
+    """Further arguments, handed to vLLM as they are."""
+
+
+def serve_command(scenario: Scenario, serving: Serving) -> list[str]:
+    """The arguments, the program first. Raises InputError for a dtype that vLLM cannot make of loaded weights."""
+    engine, document = scenario.engine, scenario.document["engine"]
+    hardware = scenario.hardware
+    if hardware.dtype not in _DTYPES:
+        raise InputError(
+            f"hardware.dtype: {hardware.dtype} is nothing vLLM makes of loaded weights; give a folder with "
+            f"such weights, and one of {', '.join(_DTYPES)}"
+        )
+    options: dict[str, Any] = {
+        "served-model-name": serving.name,
+        "host": serving.host,
+        "port": serving.port,
+        "load-format": "dummy" if serving.dummy else None,
+        "dtype": _DTYPES[hardware.dtype],
+        "quantization": "fp8" if hardware.dtype == "fp8" else None,
+        "tensor-parallel-size": hardware.tensor_parallel_size,
+        "max-model-len": engine.max_model_len,
+        "max-num-seqs": engine.max_num_seqs,
+        "max-num-active-seqs": engine.max_num_active_seqs,
+        "max-num-batched-tokens": engine.max_num_batched_tokens,
+        "max-num-scheduled-tokens": engine.max_num_scheduled_tokens,
+        "block-size": engine.block_size,
+        "gpu-memory-utilization": document["gpu_memory_utilization"],
+        "num-gpu-blocks-override": document["num_gpu_blocks_override"],
+        "kv-cache-dtype": document["kv_cache_dtype"],
+        "enable-prefix-caching": engine.enable_prefix_caching,
+        "enable-chunked-prefill": engine.enable_chunked_prefill,
+        "long-prefill-token-threshold": engine.long_prefill_token_threshold or None,
+        "long-prefill-token-threshold-adaptive": engine.long_prefill_token_threshold_adaptive
+        or None,
+        "scheduler-reserve-full-isl": engine.scheduler_reserve_full_isl,
+        "watermark": engine.watermark or None,
+        "async-scheduling": engine.async_scheduling,
+        "enforce-eager": document["enforce_eager"] or None,
+        "shutdown-timeout": DRAIN_S,
+        "middleware": MIDDLEWARE,
+        "additional-config": json.dumps({CONFIG_KEY: _settings(scenario, serving)}),
+    }
+    if scenario.policy is None:
+        options["scheduling-policy"] = engine.scheduling_policy
+    else:
+        options["scheduler-cls"] = SCHEDULER
+    command = [serving.python, "-m", "vllm.entrypoints.cli.main", "serve", str(serving.model)]
+    for name, value in options.items():
+        if isinstance(value, bool):
+            command.append(f"--{name}" if value else f"--no-{name}")
+        elif value is not None:
+            command += [f"--{name}", str(value)]
+    return [*command, *serving.more]
+
+
+def _settings(scenario: Scenario, serving: Serving) -> dict[str, Any]:
+    policy = None if scenario.policy is None else scenario.policy.to_dict()
+    settings: dict[str, Any] = {
+        "policy": policy,
+        "policy_name": scenario.policy_name,
+        "bad_hints": serving.bad_hints,
+    }
+    if dict(serving.headers) != HEADERS:
+        settings["headers"] = dict(serving.headers)
+    return settings
