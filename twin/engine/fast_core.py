@@ -9,7 +9,7 @@ Plans with work are numbered from 1. `planned` is the last one made, `known` the
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from twin.engine.config import EngineConfig
@@ -35,9 +35,8 @@ class FastCore(EngineCore):
         """Tokens the last plan could have computed beside those it does."""
         self._partial: list[EngineRequest] = []  # running, known tokens not computed to their end
         self._stale: set[EngineRequest] = set()  # preempted with results in flight
-        self._firsts: list[
-            tuple[int, EngineRequest]
-        ] = []  # (plan, request) of first tokens to come
+        self.first_tokens: deque[tuple[int, EngineRequest]] = deque()
+        """(plan, request) of first tokens to come from plans that are made."""
         self.on_detach: Callable[[EngineRequest, bool], None] = lambda request, has_ended: None
         """Told of a member before it leaves `decodes`, while its plans still say what it did, and whether it ends."""
 
@@ -159,7 +158,7 @@ class FastCore(EngineCore):
 
     def _join(self, request: EngineRequest, plan: int) -> None:
         if request.num_tokens == request.num_prompt_tokens:
-            self._firsts.append((plan, request))
+            self.first_tokens.append((plan, request))
         request.first_plan = plan
         self._add_member(request, plan)
 
@@ -237,7 +236,8 @@ class FastCore(EngineCore):
         caller.
         """
         decodes, size = self.decodes, self.config.block_size
-        if len(decodes) < self.config.token_budget:
+        number = len(decodes)
+        if number < self.config.token_budget:
             bool(self.waiting)  # each of the plans looks; the policy counts whom a cap stops
         before, last = plans - 1, self.planned + plans
         taken, total = [], 0
@@ -256,7 +256,9 @@ class FastCore(EngineCore):
         while len(self.in_flight) < depth:
             step = Step()
             step.is_whole = step.named_all = False
+            step.num_tokens = step.num_decodes = number
             self.in_flight.append(step)
+        step.num_tokens = step.num_decodes = 0
         self._add_decodes(step, last)
         return taken
 
@@ -278,26 +280,13 @@ class FastCore(EngineCore):
 
     # --- update ---------------------------------------------------------------------------
 
-    def has_first_tokens(self) -> bool:
-        """Whether first tokens are to come from plans already made."""
-        return bool(self._firsts)
-
-    def first_tokens(
-        self, upto: int, end_of: Callable[[int], float]
-    ) -> list[tuple[EngineRequest, int]]:
-        """First tokens of the plans up to `upto`, told to the policy: (request, plan).
-
-        `end_of` gives the instant (seconds) at which a plan was over.
-        """
-        came = []
-        while self._firsts and self._firsts[0][0] <= upto:
-            plan, request = self._firsts.pop(0)
-            if request.status is Status.FINISHED:
-                continue
-            if self.policy is not None:
-                self.policy.first_token(request.job, end_of(plan))
-            came.append((request, plan))
-        return came
+    def take_first_tokens(self, upto: int) -> Iterator[tuple[EngineRequest, int]]:
+        """First tokens of the plans up to `upto` as (request, plan); the policy is to be told of each."""
+        firsts = self.first_tokens
+        while firsts and firsts[0][0] <= upto:
+            plan, request = firsts.popleft()
+            if request.status is not Status.FINISHED:
+                yield request, plan
 
     def finish(self, plan: int, admitted: list[EngineRequest], now: float) -> list[Output]:
         """End the members that got their last token from `plan`, in the order of its schedule.
@@ -432,7 +421,7 @@ class FastCore(EngineCore):
             request.num_in_flight_tokens = sum(s.scheduled.get(request, 0) for s in self.in_flight)
             self._detach(request, has_ended=False)
         self._partial = []
-        self._firsts = []
+        self.first_tokens.clear()
         self.is_fast = False
 
     def _make_whole(self, step: Step, plan: int) -> None:
@@ -477,7 +466,7 @@ class FastCore(EngineCore):
             return
         for request in decodes:
             if request.num_tokens == request.num_prompt_tokens:
-                self._firsts.append((self.planned, request))
+                self.first_tokens.append((self.planned, request))
             request.first_plan = self.planned
             self._add_member(request, self.planned)
         for request in ready:

@@ -19,6 +19,7 @@ from twin.engine.jump import Jump
 from twin.engine.replica import MAX_IDLE_PLANS, EngineStats, Replica, Stuck
 from twin.engine.request import EngineRequest
 from twin.metrics.gauges import Gauges
+from twin.metrics.token_times import StepGaps, Timeline
 from twin.workload.request import Request
 
 
@@ -34,66 +35,89 @@ class FastReplica(Replica):
 
     def _start(self) -> None:
         self._depth = 2 if self._config.async_scheduling else 1
-        self._durations = array("q")  # of plan k at k - 1
-        self._sizes = array("q")  # tokens it computed, with padding
+        self._timeline = Timeline()  # of plans, which are numbered from 1
+        self._timeline.first = 1
         self._counted_from: int | None = None  # first plan whose time is shared among its requests
-        self._known_ps = 0  # when plan `known` was over
+        self._sizes = array("q")  # tokens computed, with padding, by plan from that one on
         self._jump: Jump | None = None
         self._steps = 0  # of the jump, until the next visit
         self._visit: Event | None = None
         self._idle_since = -1
         self._idle_visits = 0
         self._asleep = False
+        # Blocks in use and empty token slots, and the sums of their changes times the instants of these.
+        self._used = self._empty = 0
+        self._used_changes_ps = self._empty_changes_ps = 0
         self._look()
 
     # --- the engine loop ------------------------------------------------------------------
 
     def _look(self, event: Any = None) -> None:
         """A boundary at which something may happen, or the end of a sleep."""
+        now_ps = self._now_ps
         if self._asleep:
-            self._meter.wakes(self._now_ps)
+            self._meter.wakes(now_ps)
             self._asleep = False
         if self._jump is not None:
-            self._land(self._jump, self._steps)
+            self._land(self._jump, self._steps, now_ps)
             self._jump = None
-        self._take_in()
+        if self._inbox or self._leaving:
+            self._take_in()
         core = self._core
-        while len(core.in_flight) < self._depth and core.has_requests():
-            step = core.schedule(to_seconds(self._now_ps))
-            self._meter.planned(step, self._now_ps)
+        while len(core.in_flight) < self._depth and core.requests:
+            step = core.schedule(to_seconds(now_ps))
+            self._meter.planned(step, now_ps)
             for request, reason in step.aborted:
                 self._give_up(self._lives[request.rid], reason)
             if step.num_tokens:
                 step.duration_ps = self._duration(step)
             elif core.in_flight or not step.preempted:
                 break
+        self._note_kv(now_ps)
         if core.in_flight:
-            self._take_off()
+            self._take_off(now_ps)
         else:
-            self._doze()
+            self._doze(now_ps)
 
-    def _take_off(self) -> None:
+    def _note_kv(self, now_ps: int) -> None:
+        core = self._core
+        used, empty = core.pool.num_usable - core.pool.num_free, core.empty_slots()
+        self._used_changes_ps += (used - self._used) * now_ps
+        self._empty_changes_ps += (empty - self._empty) * now_ps
+        self._used, self._empty = used, empty
+
+    def _take_off(self, now_ps: int) -> None:
         """The oldest step begins; find the next boundary that must be visited."""
-        core, now_ps = self._core, self._now_ps
+        core = self._core
         oldest = core.in_flight[0]
-        self._begin_admitted(oldest, now_ps)
-        usable = core.pool.num_usable
-        self._count(oldest, oldest.duration_ps, usable - core.pool.num_free, core.empty_slots())
-        padded = self._step_time.padded_tokens(oldest.num_tokens)
-        self._meter.begins(oldest, padded, oldest.duration_ps, now_ps)
+        if oldest.admitted:
+            self._begin_admitted(oldest, now_ps)
+        self._begins(oldest, oldest.duration_ps, now_ps)
         runs = [(1, step.duration_ps, 0) for step in core.in_flight]
         plans = core.regular_plans()
         if plans:
-            number, first = len(core.decodes), core.planned + 1
-            runs += self._step_time.decode_runs(
-                number, number, number, number, core.decodes.context(first), plans
-            )
+            number = len(core.decodes)
+            context = core.decodes.context(core.planned + 1)
+            runs += self._step_time.decode_runs(number, number, number, number, context, plans)
         self._jump = jump = Jump(now_ps, runs)
         steps = plans + 1
-        wake_ps = self._wake_ps()
-        if steps > 1 and wake_ps <= jump.end(steps):
-            steps = jump.first_boundary(int(wake_ps))
+        if steps > 1 and (self.policy is not None or self._leaving):
+            wake_ps = self._wake_ps()
+            if wake_ps <= jump.end(steps):
+                steps = jump.first_boundary(int(wake_ps))
         self._visit_after(steps)
+
+    def _begins(self, step: Step, duration_ps: int, now_ps: int) -> None:
+        """An explicit step of this length begins."""
+        tokens, stats = step.num_tokens, self._stats
+        size = self._step_time.padded[tokens]
+        stats.steps += 1
+        stats.scheduled_tokens += tokens
+        stats.padded_tokens += size - tokens
+        stats.busy_ps += duration_ps
+        if self._counted_from is not None:
+            self._sizes.append(size)
+        self._meter.begins(step, size, duration_ps, now_ps)
 
     def _wake_ps(self) -> float:
         """When somebody beside a new request may want something."""
@@ -112,14 +136,14 @@ class FastReplica(Replica):
         self._visit = self._after(self._jump.end(steps) - self._now_ps)
         self._visit.callbacks = [self._look]
 
-    def _doze(self) -> None:
-        if self._idle_since == self._now_ps:
+    def _doze(self, now_ps: int) -> None:
+        if self._idle_since == now_ps:
             self._idle_visits += 1
             if self._idle_visits > MAX_IDLE_PLANS:
-                raise Stuck(f"no progress at {to_seconds(self._now_ps)} s; {self.holders()}")
+                raise Stuck(f"no progress at {to_seconds(now_ps)} s; {self.holders()}")
         else:
-            self._idle_since, self._idle_visits = self._now_ps, 0
-        self._meter.sleeps(self._now_ps)
+            self._idle_since, self._idle_visits = now_ps, 0
+        self._meter.sleeps(now_ps)
         self._asleep = True
         self._sleep().callbacks = [self._look]
 
@@ -132,144 +156,116 @@ class FastReplica(Replica):
             if steps < self._steps:
                 self._visit_after(steps)
 
-    def _land(self, jump: Jump, steps: int) -> None:
+    def _land(self, jump: Jump, steps: int, now_ps: int) -> None:
         """`steps` steps of the jump are over: take in what they gave."""
-        core, now_ps = self._core, self._now_ps
+        core = self._core
         self._visit = None
-        self._advance(jump, steps - 1)
-        last_ps = now_ps - jump.end(steps - 1)
-        self._durations.append(last_ps)
-        self._sizes.append(self._step_time.padded_tokens(core.in_flight[0].num_tokens))
+        if steps > 1:
+            self._advance(jump, steps - 1)
+        self._timeline.ends_ps.append(now_ps)
         plan = core.known + 1
-        self._let_leave(now_ps - 1)
+        if self._leaving:
+            self._let_leave(now_ps - 1)
         if core.in_flight[0].is_whole:
             outputs = core.update(core.in_flight.popleft(), to_seconds(now_ps))
-            core.known, self._known_ps = plan, now_ps
+            core.known = plan
             self._meter.gave(outputs)
             self._deliver(outputs)
             return
         step = core.drop_oldest()
-        core.known, self._known_ps = plan, now_ps
-        self._tell_first_tokens()
-        for output in core.finish(plan, step.admitted, to_seconds(now_ps)):
-            self._complete(self._lives[output.request.rid], output.finish_reason or "")
+        core.known = plan
+        if core.first_tokens:
+            self._tell_first_tokens()
+        if plan in core.decodes.ends:
+            for output in core.finish(plan, step.admitted, to_seconds(now_ps)):
+                self._complete(self._lives[output.request.rid], output.finish_reason or "")
         for step in core.in_flight:
             if not step.duration_ps:
                 step.duration_ps = self._duration(step)
 
     def _advance(self, jump: Jump, steps: int) -> None:
         """`steps` steps of the jump are over and as many plans are made, with nothing else to do at their ends."""
-        if not steps:
-            return
-        core, now_ps = self._core, jump.end(steps)
-        explicit, number = list(core.in_flight), len(core.decodes)
-        used = core.pool.num_usable - core.pool.num_free
-        empty = core.empty_slots()
-        if len(explicit) > 1:
-            self._begin_admitted(explicit[1], jump.end(1))
+        core, meter, ends = self._core, self._meter, self._timeline.ends_ps
+        begun = len(ends)  # steps that were over
+        jump.write_ends(ends, steps)
+        first_ps, last_ps, next_ps = ends[begun], ends[-1], jump.end(steps + 1)
+        explicit = core.in_flight[1] if len(core.in_flight) > 1 else None
+        number = len(core.decodes)
         taken = core.make_regular(steps)
-        for piece in jump.durations(steps):
-            self._durations.extend(piece)
-        self._count_regular(jump, steps, explicit, number, used, empty, taken)
-        self._meter_regular(jump, steps, explicit, number)
+        self._note_regular(steps, begun, number, taken)
         core.known += steps
-        self._known_ps = now_ps
-        self._tell_first_tokens()
 
-    def _meter_regular(self, jump: Jump, steps: int, explicit: list[Step], number: int) -> None:
-        """Tell the meter that as many plans were made and as many steps begun."""
-        meter, padded = self._meter, self._step_time.padded_tokens
-        regular = Step()
-        regular.is_whole = regular.named_all = False
-        regular.num_tokens = regular.num_decodes = number
-        size = padded(number)
-        begun = [explicit[1] if len(explicit) > 1 else regular, regular]
-        self._sizes.append(padded(explicit[0].num_tokens))
-        for i in sorted({1, steps}):
-            if i > 2:
-                total_ps = jump.end(i) - jump.end(2)
-                end_ps = jump.end(i)
-                meter.repeated(regular, i - 2, size, total_ps, jump.duration(i - 1), end_ps)
-            last = self._core.in_flight[-1] if i == steps else regular
-            meter.planned(last, jump.end(i))
-            step = begun[min(i, 2) - 1]
-            meter.begins(step, padded(step.num_tokens), jump.duration(i), jump.end(i))
-            if i < steps:
-                self._sizes.append(padded(step.num_tokens))
-        self._sizes.extend(repeat(size, steps - 2))
-        if not self._core.in_flight[0].num_tokens:
-            self._core.in_flight[0].num_tokens = number
-
-    def _count_regular(
-        self,
-        jump: Jump,
-        steps: int,
-        explicit: list[Step],
-        number: int,
-        used: int,
-        empty: int,
-        taken: list[tuple[int, int]],
-    ) -> None:
-        """Steps 1 to `steps` of the jump began: `explicit` ones planned before it, then ones of `number` tokens.
-
-        `used` blocks and `empty` token slots are those before the jump's plans, of which plan i took `taken` blocks.
-        """
-        stats, size = self._stats, self._config.block_size
-        start_ps, end_ps = jump.end(1), jump.end(steps + 1)
+        # As many steps began, `explicit` first.
+        limit = meter.plans_decodes(number, first_ps)
         alike = steps
-        padded = self._step_time.padded_tokens
-        if len(explicit) > 1:
-            tokens = explicit[1].num_tokens
-            stats.scheduled_tokens += tokens
-            stats.padded_tokens += padded(tokens) - tokens
-            alike -= 1
-        stats.steps += steps
-        stats.scheduled_tokens += alike * number
-        stats.padded_tokens += alike * (padded(number) - number)
-        stats.busy_ps += end_ps - start_ps
-        block_ps = sum(
-            blocks * (end_ps - jump.end(k))
-            for i, blocks in taken
-            for k in (range(i, steps, size) if i < steps else (i,))
-        )
-        stats.kv_used_block_ps += used * (end_ps - start_ps) + block_ps
-        # Plan i leaves `number` fewer slots empty; the last one may have left some members out.
-        left_out = number - len(self._core.decodes)
-        filled_ps = number * jump.weighted(steps + 1) - left_out * (end_ps - jump.end(steps))
-        stats.kv_empty_token_ps += empty * (end_ps - start_ps) + size * block_ps - filled_ps
+        if explicit is not None:
+            if explicit.admitted:
+                self._begin_admitted(explicit, first_ps)
+            second_ps = next_ps if steps == 1 else ends[begun + 1]
+            self._begins(explicit, second_ps - first_ps, first_ps)
+            alike, first_ps = steps - 1, second_ps
+            ahead = core.in_flight[-1].num_tokens
+            if ahead != number:
+                meter.plans_decodes(ahead, last_ps)
+            meter.plan_ahead(ahead)
+        if alike:
+            stats, size = self._stats, self._step_time.padded[number]
+            stats.steps += alike
+            stats.scheduled_tokens += alike * number
+            stats.padded_tokens += alike * (size - number)
+            stats.busy_ps += next_ps - first_ps
+            if self._counted_from is not None:
+                self._sizes.extend(repeat(size, alike))
+            meter.decodes_begin(limit, number, size, alike, next_ps - first_ps, last_ps, next_ps)
+        if core.first_tokens:
+            self._tell_first_tokens()
+
+    def _note_regular(
+        self, steps: int, begun: int, number: int, taken: list[tuple[int, int]]
+    ) -> None:
+        """Blocks and slots after that many plans of `number` tokens, of which plan i took `taken` blocks at its end."""
+        core, ends, size = self._core, self._timeline.ends_ps, self._config.block_size
+        block_ps = 0
+        for i, blocks in taken:
+            if i < steps:
+                block_ps += blocks * sum(ends[begun + i - 1 : begun + steps - 1 : size])
+            else:
+                block_ps += blocks * ends[-1]
+        # Each plan fills a slot for each member; the last one may have left some members out.
+        filled_ps = number * sum(ends[begun:]) - (number - len(core.decodes)) * ends[-1]
+        self._used_changes_ps += block_ps
+        self._empty_changes_ps += size * block_ps - filled_ps
+        self._used = core.pool.num_usable - core.pool.num_free
+        self._empty = core.empty_slots()
 
     def _tell_first_tokens(self) -> None:
         core = self._core
-        if core.has_first_tokens():
-            for request, plan in core.first_tokens(
-                core.known, lambda k: to_seconds(self._end_ps(k))
-            ):
-                self._lives[request.rid].first_token_ps = self._end_ps(plan)
-                self._meter.prompt_tokens += request.num_prompt_tokens
-
-    def _end_ps(self, plan: int) -> int:
-        """When `plan`, whose results are known, was over."""
-        return self._known_ps - sum(self._durations[plan : self._core.known])
+        for request, plan in core.take_first_tokens(core.known):
+            now_ps = self._timeline.end(plan)
+            if self.policy is not None:
+                self.policy.first_token(request.job, to_seconds(now_ps))
+            self._lives[request.rid].first_token_ps = now_ps
+            self._meter.prompt_tokens += request.num_prompt_tokens
 
     def _give_tokens(self, request: EngineRequest, has_ended: bool = False) -> None:
         """Write down what a member of `decodes` got and took until now."""
         core, meter = self._core, self._meter
         first, last = request.first_plan, min(core.known, request.end_plan)
         if first <= last:
-            life = self._lives[request.rid]
-            life.tokens(self._end_ps(last), self._durations[first:last])
+            self._lives[request.rid].tokens(StepGaps(self._timeline, first, last))
             meter.generation_tokens += last - first + 1
             request.first_plan = last + 1
-        begun, made = len(self._durations), core.last_plan(request)
+        over, made = self._timeline.last, core.last_plan(request)
         if self._counted_from is not None:
-            start = max(request.work_plan, self._counted_from) - 1
-            stop = min(begun, made)
-            if start < stop:
-                meter.worked(
-                    request, zip(self._sizes[start:stop], self._durations[start:stop], strict=True)
-                )
+            self._share_time(request, self._counted_from, min(over, made))
         if has_ended:
-            meter.discard(made - max(begun, request.work_plan - 1))
+            meter.discard(made - max(over, request.work_plan - 1))
+
+    def _share_time(self, request: EngineRequest, counted_from: int, last: int) -> None:
+        """Tell the meter what a member had of the steps up to `last`."""
+        first, end = max(request.work_plan, counted_from), self._timeline.end
+        for plan in range(first, last + 1):
+            self._meter.worked(request, self._sizes[plan - counted_from], end(plan) - end(plan - 1))
 
     # --- what others see ------------------------------------------------------------------
 
@@ -278,7 +274,8 @@ class FastReplica(Replica):
         self._catch_up(self._now_ps)
         super().submit(request)
         if self._counted_from is None and self._meter.counts_work:
-            self._counted_from = self._core.known + (2 if self._jump is not None else 1)
+            # The step that runs has begun already.
+            self._counted_from = self._timeline.last + (1 if self._jump is None else 2)
 
     def gauges(self, now_ps: int) -> Gauges:
         """The state just before `now_ps`."""
@@ -306,14 +303,34 @@ class FastReplica(Replica):
             self._jump = jump.after(steps)
             self._steps -= steps
 
+    def forget_past(self) -> None:
+        """Nobody will ask for the steps that have given their tokens to records."""
+        oldest = self._timeline.last
+        for life in self._lives.values():
+            life.own_gaps()
+            if life.engine.is_member:
+                oldest = min(oldest, life.engine.first_plan - 1)
+        if self._counted_from is not None:
+            oldest = max(self._timeline.first, min(oldest, self._timeline.last))
+            gone = oldest - self._counted_from
+            if gone > 0:
+                del self._sizes[:gone]
+                self._counted_from = oldest
+        self._timeline.forget(oldest)
+
     def finish_run(self, end_ps: int | None = None) -> None:
         """The run is over at `end_ps`."""
-        self._catch_up(self._now_ps if end_ps is None else end_ps)
+        end_ps = self._now_ps if end_ps is None else end_ps
+        self._catch_up(end_ps)
         if self._jump is not None:
-            step = self._core.in_flight[0]
-            self._durations.append(self._jump.duration(0))
-            self._sizes.append(self._step_time.padded_tokens(step.num_tokens))
+            self._timeline.ends_ps.append(self._jump.end(1))
         for request in self._core.decodes.everybody():
             self._core.write_out(request)
             self._give_tokens(request)
+        self._stats.kv_used_block_ps = self._used * end_ps - self._used_changes_ps
+        self._stats.kv_empty_token_ps = self._empty * end_ps - self._empty_changes_ps
         super().finish_run(end_ps)
+
+    def _take_back(self, beyond_ps: int) -> None:
+        """So much of the step that runs lies beyond the end of the run."""
+        self._stats.busy_ps -= beyond_ps

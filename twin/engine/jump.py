@@ -1,7 +1,7 @@
 """When the boundaries between equal steps come, without visiting each: sums of arithmetic progressions, exactly."""
 
-from collections.abc import Iterable, Iterator
-from itertools import repeat
+from array import array
+from itertools import accumulate, islice
 from math import isqrt
 
 Run = tuple[int, int, int]
@@ -53,34 +53,22 @@ class Jump:
             left -= n
         return Jump(self.end(steps), runs)
 
-    def duration(self, step: int) -> int:
-        """Of the step with this number, counted from 0."""
+    def write_ends(self, ends_ps: "array[int]", steps: int) -> None:
+        """Append when each of the first `steps` steps is over."""
+        at = self.start_ps
         for count, first, growth in self.runs:
-            if step < count:
-                return first + step * growth
-            step -= count
-        raise AssertionError("the stretch ends before the step")
-
-    def durations(self, steps: int) -> Iterator[Iterable[int]]:
-        """Durations of the first `steps` steps, in pieces."""
-        for count, first, growth in self.runs:
-            n = min(count, steps)
-            yield range(first, first + n * growth, growth) if growth else repeat(first, n)
+            n = count if count < steps else steps
+            if n == 1:
+                ends_ps.append(at + first)
+            elif growth:
+                durations = range(first, first + n * growth, growth)
+                ends_ps.extend(islice(accumulate(durations, initial=at), 1, None))
+            else:
+                ends_ps.extend(range(at + first, at + n * first + 1, first))
             steps -= n
             if not steps:
                 break
-
-    def weighted(self, steps: int) -> int:
-        """Sum of i * duration of step i over the first `steps` steps, i counted from 0."""
-        total = before = 0
-        for count, first, growth in self.runs:
-            n = min(count, steps - before)
-            ones, squares = n * (n - 1) // 2, (n - 1) * n * (2 * n - 1) // 6
-            total += first * (before * n + ones) + growth * (before * ones + squares)
-            before += n
-            if before == steps:
-                break
-        return total
+            at = ends_ps[-1]
 
 
 def _steps_to_reach(left: int, first: int, growth: int) -> int:

@@ -1,9 +1,11 @@
 """A request at a replica as its client lives through it: tokens as they come, patience as it runs out."""
 
 from array import array
+from collections.abc import Sequence
 
 from twin.engine.request import EngineRequest
 from twin.metrics.records import RequestRecord
+from twin.metrics.token_times import StepGaps
 from twin.workload.request import Request
 
 
@@ -31,7 +33,7 @@ class Life:
         self.first_scheduled_ps: int | None = None
         self.first_token_ps: int | None = None
         self.last_token_ps = 0
-        self.itl_ps = array("q")
+        self.itl_ps: Sequence[int] = ()
         self.estimated_wait_ps: int | None = None
         self.queued_tokens = 0  # of its prompt, while it waits for its first start
         self.stalled_since_ps: int | None = None  # while it is preempted
@@ -50,18 +52,26 @@ class Life:
         if self.first_token_ps is None:
             self.first_token_ps = now_ps
         else:
-            self.itl_ps.append(now_ps - self.last_token_ps)
+            self.own_gaps().append(now_ps - self.last_token_ps)
         self.last_token_ps = now_ps
 
-    def tokens(self, last_ps: int, gaps_ps: "array[int]") -> None:
-        """A token and, with these gaps, one more after each; the last one comes at `last_ps`."""
-        first_ps = last_ps - sum(gaps_ps)
+    def tokens(self, steps: StepGaps) -> None:
+        """A token comes from each of these steps."""
+        first_ps = steps.timeline.end(steps.first)
         if self.last_token_ps:
-            self.itl_ps.append(first_ps - self.last_token_ps)
+            gaps = self.own_gaps()
+            gaps.append(first_ps - self.last_token_ps)
+            gaps.extend(steps)
         else:
             self.first_token_ps = first_ps
-        self.itl_ps.extend(gaps_ps)
-        self.last_token_ps = last_ps
+            self.itl_ps = steps
+        self.last_token_ps = steps.timeline.end(steps.last)
+
+    def own_gaps(self) -> "array[int]":
+        """The gaps between its tokens, to be added to."""
+        if not isinstance(self.itl_ps, array):
+            self.itl_ps = array("q", self.itl_ps)
+        return self.itl_ps
 
     def starts(self, now_ps: int) -> None:
         """A step that computes for it begins after it had waited."""
@@ -88,12 +98,14 @@ class Life:
         self, replica: int, finish_ps: int | None, outcome: str, reason: str
     ) -> RequestRecord:
         """What is kept. Tokens that came after the client had left were not delivered."""
-        gaps, first, last = self.itl_ps, self.first_token_ps, self.last_token_ps
-        if finish_ps is not None and first is not None:
-            while gaps and last > finish_ps:
-                last -= gaps.pop()
+        first, last = self.first_token_ps, self.last_token_ps
+        if finish_ps is not None and first is not None and last > finish_ps:
+            own = self.own_gaps()
+            while own and last > finish_ps:
+                last -= own.pop()
             if last > finish_ps:
                 first = None
+        gaps = self.itl_ps
         if finish_ps is not None:
             self._end_stall(finish_ps)
         request, engine = self.request, self.engine

@@ -4,7 +4,7 @@ The replica tells the meter what happens, in the order of its loop; the meter de
 """
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from twin.clock import to_ps, to_seconds
@@ -161,7 +161,7 @@ class Meter:
             if tokens:  # for the first time
                 self._waits.start(tier, tokens, now_ps)
                 self._tell_promotion(life, now_ps)
-        self.limit = self._limit_of(step)
+        self.limit = "kv" if step.preempted else self._limit_under(step.num_tokens)
         self._waits.planned(self.limit in QUEUEING, now_ps)
         victims: Sequence[Life] = ()
         if self._lost:
@@ -175,20 +175,21 @@ class Meter:
                 life.stalled_since_ps = max(now_ps, self.step_end_ps)
         self._recomputed_tokens = core.recomputed_tokens
 
-    def _limit_of(self, step: Step) -> str:
+    def _limit_under(self, tokens: int) -> str:
+        """What keeps requests from going faster under a plan of so many tokens that preempts nobody."""
         core, config = self._core, self._core.config
-        if step.preempted:
-            return "kv"
-        left = config.token_budget - step.num_tokens
+        left = config.token_budget - tokens
         if left <= 0:
             return "tokens"
+        if not len(core.waiting):
+            return "compute"
         if core.waiting:
             if len(core.running_requests) >= config.active_limit:
                 return "slots"
             if not config.enable_chunked_prefill and core.waiting.peek().num_tokens > left:
                 return "tokens"
             return "kv"
-        return "policy" if len(core.waiting) else "compute"
+        return "policy"
 
     def begins(self, step: Step, size: int, duration_ps: int, now_ps: int) -> None:
         """The oldest planned step begins and takes `duration_ps`; with padding it computes `size` tokens."""
@@ -223,16 +224,34 @@ class Meter:
                 add(self._work_again.setdefault(request.rid, {}), size, again, duration_ps)
         return discarded
 
-    def repeated(
-        self, step: Step, steps: int, size: int, total_ps: int, last_ps: int, end_ps: int
-    ) -> None:
-        """As many more steps were planned and begun, all decodes like `step` and planned under the last plan's limit.
+    def plans_decodes(self, tokens: int, now_ps: int) -> str:
+        """Plans of so many decodes and nothing else are made from `now_ps` on; returns what limits them."""
+        self.limit = limit = self._limit_under(tokens)
+        self._waits.planned(limit in QUEUEING, now_ps)
+        return limit
 
-        They take `total_ps` in all and the last one `last_ps`, until `end_ps`; each computes `size` tokens, padded.
+    def plan_ahead(self, tokens: int) -> None:
+        """The last of these plans will begin later."""
+        self._plans.append(_Plan(self.limit, tokens, (), 0))
+
+    def decodes_begin(
+        self,
+        limit: str,
+        tokens: int,
+        size: int,
+        steps: int,
+        total_ps: int,
+        last_ps: int,
+        end_ps: int,
+    ) -> None:
+        """As many steps of such plans begin, each when the one before is over.
+
+        They take `total_ps` in all, the last one from `last_ps` to `end_ps`; each computes `size` tokens, padded.
         """
-        self.time.ran(self.limit, step.num_tokens, size, total_ps)
-        self._step_ps, self.step_end_ps = last_ps, end_ps
-        self.decode_tokens += steps * step.num_decodes
+        self.time.ran(limit, tokens, size, total_ps)
+        self._step, self._size = _Plan(limit, tokens, (), 0), size
+        self._step_ps, self.step_end_ps = end_ps - last_ps, end_ps
+        self.decode_tokens += steps * tokens
 
     def gave(self, outputs: Sequence[Output]) -> None:
         """A step is over and gave these tokens."""
@@ -253,11 +272,9 @@ class Meter:
         """Whether each request's share of the time is kept."""
         return self._counts_work
 
-    def worked(self, request: EngineRequest, pieces: Iterable[tuple[int, int]]) -> None:
-        """`request` had one token in each of these steps: (tokens with padding, duration)."""
-        work = self._work.setdefault(request.rid, {})
-        for size, duration_ps in pieces:
-            add(work, size, 1, duration_ps)
+    def worked(self, request: EngineRequest, size: int, duration_ps: int) -> None:
+        """`request` had one of the `size` tokens, padded, of a step."""
+        add(self._work.setdefault(request.rid, {}), size, 1, duration_ps)
 
     # --- no step --------------------------------------------------------------------------
 

@@ -15,6 +15,11 @@ class Timeline:
         self.first = 0
         """Number of the step whose end is ends_ps[0]."""
 
+    @property
+    def last(self) -> int:
+        """Number of the last step that is over."""
+        return self.first + len(self.ends_ps) - 1
+
     def end(self, step: int) -> int:
         """When `step` was over."""
         return self.ends_ps[step - self.first]
