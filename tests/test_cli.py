@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from twin import cli
-from twin.metrics.summary import LATENCIES, OUTCOMES
+from twin.metrics.records import LATENCIES, OUTCOMES
 from twin.report.json_summary import summarize
 from twin.report.records_file import COLUMNS
 from twin.report.tables import WIDTH

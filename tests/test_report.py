@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from twin.metrics.estimated_wait import wait_errors
 from twin.metrics.policy_statistics import COUNTS, MAXIMA, merge_policy_stats
-from twin.metrics.summary import LATENCIES
+from twin.metrics.records import LATENCIES
 from twin.report.json_summary import objectives_missed
 from twin.report.tables import WIDTH, render
 from twin.report.texts import count, duration, limit, share
@@ -47,6 +47,7 @@ SUMMARY = {
     "seed": 1,
     "simulated_s": 3512.22,
     "warmup_s": 0.0,
+    "percentiles": "exact",
     "interrupted": False,
     "oracle": False,
     "traffic": [{"stream": 0, "load": "open", "arrivals": "poisson, 6/s", "offered": 40, "offered_rps": 6.1}],

@@ -1,5 +1,6 @@
 """Questions that users of other tools asked, and the answers that must be found here."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from tests.runs import document, run, stream
 from twin.clock import PS, to_seconds
 from twin.metrics.preemptions import TOO_MANY, count_preemptions
+from twin.metrics.record_table import RecordTable
 from twin.report import charts
 from twin.report.json_summary import summarize
 from twin.report.tables import render
@@ -80,7 +82,9 @@ def test_preemptions_are_spread_thinly_over_the_requests_of_a_burst():
 def test_a_request_that_is_preempted_again_and_again_raises_a_warning(times):
     """inference-sim#963: one request was tried 173,622 times and nobody was told."""
     result = run(document())
-    result.records[7].preemptions = times
+    records = list(result.records)
+    records[7].preemptions = times
+    result = dataclasses.replace(result, kept=RecordTable(records))
     warnings = [text for text in summarize(result)["warnings"] if "preempted more than 20" in text]
     assert len(warnings) == (times > TOO_MANY)
     assert all("request 7 21 times" in text for text in warnings)

@@ -225,6 +225,7 @@ CASES = {
     "run.until": Case("run.until=1.5"),
     "run.warmup": Case("run.warmup=1.5", "summary"),
     "run.engine_mode": Case("run.engine_mode=stepped", "summary"),
+    "run.records": Case("run.records=false"),
     "run.sample_period": Case("run.sample_period=0.5", "series"),
     SYNTHETIC + "tier": Case("traffic.0.tier=BATCH"),
     SYNTHETIC + "tiers": Case(MIXED),
@@ -367,7 +368,7 @@ def test_a_change_is_seen(key, folder, monkeypatch):
         return
     before = run(base_document(), *case.base, observe=case.where == "series")
     after = run(base_document(), *case.base, case.change, observe=case.where == "series")
-    same_records = before.records == after.records
+    same_records = before.kept == after.kept
     assert same_records == (case.where in ("summary", "series"))
     if case.where == "series":
         assert before.series.times_ps != after.series.times_ps

@@ -25,7 +25,7 @@ MIXED = {"ONLINE": 0.6, "BATCH": 0.3, "OFFLINE": 0.1}
 def as_bytes(result):
     """All that a run says, but for how long it took."""
     summary = summarize(dataclasses.replace(result, wall_s=1.0))
-    records = [dataclasses.asdict(r) | {"itl_ps": r.itl_ps.tolist()} for r in result.records]
+    records = [dataclasses.asdict(r) | {"itl_ps": list(r.itl_ps)} for r in result.records]
     return to_json(summary) + json.dumps(records)
 
 

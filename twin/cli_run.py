@@ -55,6 +55,13 @@ def run(
         Path | None,
         typer.Option(metavar="FILE", help="Write every request to a .csv or .jsonl file."),
     ] = None,
+    no_records: Annotated[
+        bool,
+        typer.Option(
+            "--no-records",
+            help="Keep no record of single requests, for runs of any length: as run.records=false.",
+        ),
+    ] = False,
     openmetrics: Annotated[
         Path | None,
         typer.Option(
@@ -93,7 +100,7 @@ def run(
         from twin.report.decisions import render_decisions
         from twin.report.folder import check_folder, write_folder
         from twin.report.json_summary import objectives_missed, summarize, to_json
-        from twin.report.openmetrics import write_openmetrics
+        from twin.report.openmetrics import history_of, write_openmetrics
         from twin.report.records_file import check_path, write_records
         from twin.report.tables import render, render_advice
         from twin.simulation import load_scenario, simulate
@@ -103,18 +110,25 @@ def run(
         start_s = _instant(openmetrics_start)
         if openmetrics is not None:
             _check_parent(openmetrics)
-        loaded = load_scenario(scenario, overrides or (), seed)
+        changes = [*(overrides or ()), *(["run.records=false"] if no_records else [])]
+        loaded = load_scenario(scenario, changes, seed)
+        if not loaded.run.records:
+            _check_no_records(records, explain)
         if out is not None:
             check_folder(out, force)
         observe = out is not None or openmetrics is not None
+        history = None
+        if openmetrics is not None and not loaded.run.records:
+            history = history_of(loaded)
+        on_block = None if history is None else history.add
         with _progress() as progress:
-            result = simulate(loaded, progress, strict, explain or (), observe)
+            result = simulate(loaded, progress, strict, explain or (), observe, on_block=on_block)
         summary = summarize(result)
         lives = [render_decisions(result, index) for index in explain or ()]
         if records is not None:
             write_records(records, result.records)
         if openmetrics is not None:
-            write_openmetrics(openmetrics, result, start_s)
+            write_openmetrics(openmetrics, result, start_s, history)
         if out is not None:
             write_folder(out, result, summary)
         if not as_json:
@@ -155,6 +169,15 @@ def _advise(loaded: Any, summary: dict[str, Any], jobs: int) -> dict[str, Any]:
         return advise(
             loaded, summary, jobs, lambda done, total: bar.update(task, completed=done, total=total)
         )
+
+
+def _check_no_records(records: Path | None, explain: list[int] | None) -> None:
+    for option, value in (("--records", records), ("--explain-request", explain)):
+        if value:
+            raise InputError(
+                f"{option}: no record of single requests is kept (run.records is false); leave out {option}, or keep "
+                "records"
+            )
 
 
 def _instant(text: str) -> float:

@@ -68,6 +68,8 @@ class Run:
     """Of metrics over time; None = chosen from the length of the run."""
     engine_mode: str
     """fast or stepped; the result is the same."""
+    records: bool
+    """Whether the record of every request is kept."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,7 @@ def _run(run: schema.Run, origin: Origin) -> Run:
     if until_ps is not None and warmup_ps >= until_ps:
         origin.fail(("run", "warmup"), f"must be < run.until ({run.until:g}), got {run.warmup:g}")
     sample_period_ps = None if run.sample_period is None else to_ps(run.sample_period)
-    return Run(run.seed, until_ps, warmup_ps, sample_period_ps, run.engine_mode)
+    return Run(run.seed, until_ps, warmup_ps, sample_period_ps, run.engine_mode, run.records)
 
 
 def _resolved(document: schema.Document, origin: Origin) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from twin import scenario_schema as schema
 from twin.engine.config import EngineConfig
-from twin.metrics.summary import parse_objective
+from twin.metrics.objectives import parse_objective
 from twin.scenario_faults import Origin, unknown
 from twin.scheduling import PRESETS, Policy, PolicyConfig, TierConfig, policy_config
 from twin.scheduling.orders import ORDERS

@@ -20,10 +20,14 @@ from twin.cluster.router import ROUTERS
 from twin.engine.fast_replica import FastReplica
 from twin.engine.replica import EngineStats, Replica, Stuck
 from twin.errors import InputError
+from twin.metrics.columns import Columns
 from twin.metrics.events import Event as Happening
 from twin.metrics.events import Listener, in_order
 from twin.metrics.gauges import Gauges
+from twin.metrics.record_table import RecordTable
 from twin.metrics.records import RequestRecord
+from twin.metrics.summary import tally_of
+from twin.metrics.tally import REFUSED_NAMED, Tally
 from twin.metrics.timeseries import Sampler, TimeSeries
 from twin.scenario import Scenario, load_scenario
 from twin.scenario_build import PRIORITY_TIERS
@@ -41,6 +45,9 @@ Progress = Callable[[int, int | None, int], None]
 EVENTS_PER_LOOK = 256
 """Events between two looks at progress."""
 
+BLOCK = 4096
+"""Records that are counted together, and then dropped, where they are not kept."""
+
 PATIENCE_EVENTS = 1_000_000
 """Events a replica may need before a request of the longest context ends, on top of one step a token."""
 
@@ -54,10 +61,12 @@ class Result:
     """What a run gave."""
 
     scenario: Scenario
-    records: list[RequestRecord]
-    """One for every request that was offered, by index."""
+    kept: RecordTable | None
+    """None if run.records is false."""
+    counted: Tally | None
+    """What was counted while the run went on; None if the records are kept."""
     places: dict[int, str]
-    """Refused requests: index -> where it stands in the traffic."""
+    """Refused requests: index -> where it stands in the traffic; of the first ones if records are not kept."""
     engines: tuple[EngineStats, ...]
     """By replica."""
     policies: tuple[dict[str, Any], ...]
@@ -78,7 +87,21 @@ class Result:
     series: TimeSeries | None
     """Metrics over time, if the run was observed."""
     log: tuple[Happening, ...]
-    """What happened to single requests, if the run was observed."""
+    """What happened to single requests, if the run was observed and records are kept."""
+
+    @property
+    def records(self) -> RecordTable:
+        """One for every request that was offered, by index. Raises InputError if they were not kept."""
+        if self.kept is None:
+            raise InputError("run.records is false: there is no record of single requests")
+        return self.kept
+
+    def tally(self) -> Tally:
+        """What is counted of the requests."""
+        if self.counted is not None:
+            return self.counted
+        scenario = self.scenario
+        return tally_of(self.records, scenario.objectives, scenario.run.warmup_ps)
 
 
 def simulate(
@@ -88,18 +111,20 @@ def simulate(
     watch: Collection[int] = (),
     observe: bool = False,
     on_offer: Callable[[Request], None] | None = None,
+    on_block: Callable[[Columns], None] | None = None,
 ) -> Result:
     """The run of a scenario. The same scenario and seed give the same result, byte for byte (but for wall_s).
 
     Requests that cannot run (prompt_tokens >= max_model_len) are refused as vLLM's API does, or, if `strict`, end the
     run with InputError. What the policy decides about the requests in `watch` (by index) is kept in `decisions`; with
     `observe`, metrics over time and events are kept too. Neither changes anything else. `on_offer` is told of each
-    request as it arrives. Ctrl-C ends the run early.
+    request as it arrives, `on_block` of records before they are dropped, if run.records is false: memory then does not
+    grow with the number of requests, and no events are kept. Ctrl-C ends the run early.
     Raises InputError for a trace that turns out to be malformed and NoProgressError if requests are left that nothing
     can ever end.
     """
     start = time.perf_counter()
-    run = _Run(scenario, strict, watch, observe, on_offer)
+    run = _Run(scenario, strict, watch, observe, on_offer, on_block)
     with _ctrl_c() as pressed:
         interrupted = run.go(progress, pressed)
     return run.result(time.perf_counter() - start, interrupted)
@@ -115,24 +140,30 @@ class _Run:
         watch: Collection[int],
         observe: bool,
         on_offer: Callable[[Request], None] | None,
+        on_block: Callable[[Columns], None] | None,
     ) -> None:
         self._scenario = scenario
         self._on_offer = on_offer
+        self._on_block = on_block
         self._strict = strict
         self._watch = tuple(watch)
         self._env = simpy.Environment(initial_time=0)
         self._traffic = Traffic(open_streams(scenario.traffic, scenario.run.seed))
         self._route = ROUTERS[scenario.cluster.router]
         self._routed = 0
-        self._offered = 0
-        self._records: list[RequestRecord] = []
+        self._offered = self._ended = 0
+        self._table = RecordTable()
+        self._counted = None
+        if not scenario.run.records:
+            self._counted = Tally(scenario.objectives, scenario.run.warmup_ps, is_exact=False)
         self._places: dict[int, str] = {}
-        self._inflight = 0
-        self._inflight_request_ps = 0
-        self._inflight_since = 0
+        self._in_system_ps = (
+            0  # sum of the instants at which requests left less those at which others came
+        )
         self._events = 0
         self._log: list[Happening] = []
-        self._listener: Listener | None = self._log.append if observe else None
+        is_logged = observe and scenario.run.records
+        self._listener: Listener | None = self._log.append if is_logged else None
         self._replicas = [self._replica(i) for i in range(scenario.cluster.replicas)]
         self._sampler = self._make_sampler() if observe else None
         self._armed_ps: int | None = None
@@ -209,7 +240,7 @@ class _Run:
         if self._on_offer is not None:
             self._on_offer(request)
         self._offered += 1
-        self._count(+1)
+        self._in_system_ps -= request.arrival_ps
         if request.prompt_tokens >= self._scenario.engine.max_model_len:
             self._refuse(arrival)
             return
@@ -231,7 +262,8 @@ class _Run:
                 f"{place}: a prompt of {request.prompt_tokens} tokens must be shorter than engine.max_model_len "
                 f"({limit}); raise max_model_len, or run without --strict to count such requests as refused"
             )
-        self._places[request.index] = place
+        if self._counted is None or len(self._places) < REFUSED_NAMED:
+            self._places[request.index] = place
         record = _refused(request)
         if self._listener is not None:
             details = {
@@ -247,19 +279,27 @@ class _Run:
     # --- requests out ---------------------------------------------------------------------
 
     def _on_record(self, record: RequestRecord) -> None:
-        self._count(-1)
-        self._records.append(record)
+        self._ended += 1
+        self._in_system_ps += self._now_ps
+        self._table.add(record)
         if self._sampler is not None:
             self._sampler.record(record)
-        if record.outcome != "unfinished":
-            self._traffic.on_finish(record)
+        if record.outcome != "unfinished" and self._traffic.on_finish(record):
             self._arm()
 
-    def _count(self, change: int) -> None:
-        now = self._now_ps
-        self._inflight_request_ps += self._inflight * (now - self._inflight_since)
-        self._inflight += change
-        self._inflight_since = now
+    def _settle(self) -> None:
+        """Count the records there are and drop them."""
+        assert self._counted is not None
+        block = self._table.take()
+        self._counted.add(block)
+        if self._on_block is not None:
+            self._on_block(block)
+        for replica in self._replicas:
+            replica.forget_past()
+
+    @property
+    def _inflight(self) -> int:
+        return self._offered - self._ended
 
     # --- the run --------------------------------------------------------------------------
 
@@ -294,10 +334,12 @@ class _Run:
             self._events += 1
             if self._events % EVENTS_PER_LOOK:
                 continue
+            if self._counted is not None and len(self._table) >= BLOCK:
+                self._settle()
             if progress is not None:
-                progress(len(self._records), expected, self._now_ps)
-            if len(self._records) != ended or not self._inflight:
-                ended, looked = len(self._records), self._events
+                progress(self._ended, expected, self._now_ps)
+            if self._ended != ended or not self._inflight:
+                ended, looked = self._ended, self._events
             elif self._events - looked > patience:
                 raise self._no_progress(f"none has ended in {self._events - looked} events")
 
@@ -316,17 +358,17 @@ class _Run:
         elif scenario.run.until_ps is not None:
             simulated_ps = scenario.run.until_ps
         else:
-            ends = (r.finish_ps for r in self._records if r.finish_ps is not None)
-            simulated_ps = max(ends, default=0)
-        inside_ps = self._inflight * (simulated_ps - self._inflight_since)
-        inflight_request_ps = self._inflight_request_ps + inside_ps
+            simulated_ps = self._last_finish_ps()
+        inflight_request_ps = self._in_system_ps + self._inflight * simulated_ps
         series = None if self._sampler is None else self._sampler.finish(simulated_ps)
         for replica in self._replicas:
             replica.finish_run(simulated_ps)
-        records = sorted(self._records, key=lambda record: record.index)
+        if self._counted is not None:
+            self._settle()
         return Result(
             scenario=scenario,
-            records=records,
+            kept=self._table if self._counted is None else None,
+            counted=self._counted,
             places=self._places,
             engines=tuple(replica.stats for replica in self._replicas),
             policies=tuple(r.policy.stats() for r in self._replicas if r.policy is not None),
@@ -340,6 +382,12 @@ class _Run:
             series=series,
             log=tuple(in_order(self._log)),
         )
+
+    def _last_finish_ps(self) -> int:
+        """When the last of the requests that have ended left; 0 if none has."""
+        finish_ps = self._table.columns()["finish_ps"]
+        before_ps = 0 if self._counted is None else self._counted.last_finish_ps
+        return max(before_ps, int(finish_ps.max(initial=0)))
 
     def _decisions(self, index: int) -> list[Decision]:
         """The log of the one replica that knows the request; empty in the stock modes."""

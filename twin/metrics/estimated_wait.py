@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from twin.clock import PS
-from twin.metrics.percentiles import percentile
+from twin.metrics.percentiles import Samples
+from twin.metrics.record_table import RecordTable
 from twin.metrics.records import RequestRecord
+from twin.metrics.tally import Waits
 
 WINDOW = 64
 """Starts that a rate is taken from."""
@@ -127,23 +127,23 @@ class WaitErrors:
 
 def wait_errors(records: Iterable[RequestRecord]) -> WaitErrors:
     """How far the estimates made at arrival were off, over the requests that were started."""
-    waits, errors = [], []
-    for record in records:
-        if record.estimated_wait_ps is not None and record.first_scheduled_ps is not None:
-            wait_ps = record.first_scheduled_ps - record.arrival_ps
-            waits.append(wait_ps)
-            errors.append(record.estimated_wait_ps - wait_ps)
-    n = len(errors)
+    waits = Waits(Samples())
+    block = RecordTable(records).columns()
+    waits.add(block, block.everybody)
+    return errors_of(waits)
+
+
+def errors_of(waits: Waits) -> WaitErrors:
+    """The figures of what was counted."""
+    n = waits.samples
     if not n:
         return WaitErrors(0, None, None, None, None, None, None)
-    found = np.array(errors, dtype=np.int64)
-    p10, p50, p90 = (percentile(found, q) for q in (10, 50, 90))
     return WaitErrors(
         samples=n,
-        mean_abs_s=sum(map(abs, errors)) / (n * PS),
-        bias_s=sum(errors) / (n * PS),
-        p10_s=p10,
-        p50_s=p50,
-        p90_s=p90,
-        wait_mean_s=sum(waits) / (n * PS),
+        mean_abs_s=waits.abs_ps / (n * PS),
+        bias_s=waits.error_ps / (n * PS),
+        p10_s=waits.errors.percentile(10),
+        p50_s=waits.errors.percentile(50),
+        p90_s=waits.errors.percentile(90),
+        wait_mean_s=waits.wait_ps / (n * PS),
     )

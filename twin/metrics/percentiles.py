@@ -4,9 +4,9 @@ Durations come as whole picoseconds. Sums and interpolations are done in integer
 seconds by one division at the end, so that a figure does not depend on the order of the samples.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,15 @@ from twin.clock import PS
 
 Durations: TypeAlias = npt.NDArray[np.int64]
 """Picoseconds, one entry a sample."""
+
+Weights: TypeAlias = npt.NDArray[np.int64]
+"""How often each duration occurred."""
+
+Part: TypeAlias = tuple[Durations, Weights | None]
+"""Durations and how often each occurred; None = once."""
+
+Parts: TypeAlias = Iterable[Part]
+"""Many durations, part by part, as often as one asks."""
 
 PERCENTS = (50, 90, 95, 99)
 
@@ -40,6 +49,61 @@ class Stats:
         return {name: getattr(self, name) for name in STATS}
 
 
+class Spread(Protocol):
+    """How the values of one duration of one group of requests are spread."""
+
+    def add(self, parts: Parts) -> None:
+        """More values."""
+
+    def stats(self) -> Stats:
+        """Mean and percentiles."""
+
+    def percentile(self, q: int) -> float | None:
+        """The `q`-th percentile in seconds; None without a value."""
+
+    def curve(self, shares: Sequence[float]) -> Sequence[float]:
+        """Percentiles that need not be whole, for charts; empty without a value."""
+
+
+class Samples:
+    """The values themselves: every figure is exact. They are looked up when they are needed, not kept."""
+
+    def __init__(self) -> None:
+        self._parts: list[Parts] = []
+
+    def add(self, parts: Parts) -> None:
+        """More values."""
+        self._parts.append(parts)
+
+    def stats(self) -> Stats:
+        """Mean and percentiles."""
+        each = self._each()
+        first, second = next(each, None), next(each, None)
+        if first is not None and first[1] is None and second is None:
+            return stats(first[0])
+        return pooled_stats(self._each)
+
+    def percentile(self, q: int) -> float | None:
+        """The `q`-th percentile in seconds; None without a value."""
+        values = self._all()
+        return percentile(values, q) if len(values) else None
+
+    def curve(self, shares: Sequence[float]) -> Sequence[float]:
+        """Percentiles that need not be whole, for charts; empty without a value."""
+        values = self._all()
+        found: list[float] = (
+            np.percentile(seconds_of(values), shares).tolist() if len(values) else []
+        )
+        return found
+
+    def _each(self) -> Iterator[Part]:
+        return (part for parts in self._parts for part in parts)
+
+    def _all(self) -> Durations:
+        found = [v if w is None else np.repeat(v, w) for v, w in self._each()]
+        return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+
+
 def stats(samples_ps: Durations) -> Stats:
     """Mean and percentiles of `samples_ps` (picoseconds, >= 0, any order) in seconds."""
     n = len(samples_ps)
@@ -49,6 +113,94 @@ def stats(samples_ps: Durations) -> Stats:
     part = np.partition(samples_ps, sorted({*lows, *(min(low + 1, n - 1) for low in lows)}))
     p50, p90, p95, p99 = (_percentile(lambda i: int(part[i]), n, q) for q in PERCENTS)
     return Stats(_mean(samples_ps), p50, p90, p95, p99, count=n)
+
+
+def seconds_of(values_ps: Durations) -> npt.NDArray[np.float64]:
+    """The float nearest to each value in seconds, as `twin.clock.to_seconds` gives it."""
+    found = values_ps / PS
+    # Above, a value is not a float, and would be rounded twice.
+    for place in np.flatnonzero(values_ps > 2**53).tolist():
+        found[place] = int(values_ps[place]) / PS
+    return found
+
+
+FINE_BITS = 10
+"""Binary digits that tell apart the classes in which `pooled_stats` looks for a value."""
+
+
+def pooled_stats(parts: Callable[[], Parts]) -> Stats:
+    """`stats` of the values of all parts together, without having them in memory together.
+
+    The first pass counts values by class, the second keeps those of the few classes in which a percentile lies.
+    """
+    counts = np.zeros(classes(FINE_BITS), dtype=np.int64)
+    total = 0
+    for values, weights in parts():
+        counts += count_classes(values, weights, FINE_BITS)
+        total += exact_sum(values, weights)
+    reached = counts.cumsum()
+    n = int(reached[-1])
+    if n == 0:
+        return Stats(None, None, None, None, None, 0)
+    lows = [_rank(q, n)[0] for q in PERCENTS]
+    ranks = np.array(sorted({*lows, *(min(low + 1, n - 1) for low in lows)}))
+    homes = np.searchsorted(reached, ranks, "right")
+    wanted = np.zeros(len(counts), dtype=np.bool_)
+    wanted[homes] = True
+    kept, times = [], []
+    for values, weights in parts():
+        near = wanted[class_of(values, FINE_BITS)]
+        kept.append(values[near])
+        times.append(np.ones(len(kept[-1]), np.int64) if weights is None else weights[near])
+    values, weights = np.concatenate(kept), np.concatenate(times)
+    order = np.argsort(values)
+    # Ranks among what was kept: less by what lies in lower classes that were not.
+    left_out = np.where(wanted, 0, counts).cumsum()[homes]
+    at = np.searchsorted(weights[order].cumsum(), ranks - left_out, "right")
+    found = dict(zip(ranks.tolist(), values[order][at].tolist(), strict=True))
+    p50, p90, p95, p99 = (_percentile(found.__getitem__, n, q) for q in PERCENTS)
+    return Stats(total / (n * PS), p50, p90, p95, p99, count=n)
+
+
+def class_of(values: Durations, bits: int) -> Durations:
+    """The class of each value (>= 0): its binary magnitude and the `bits` digits after the first.
+
+    Classes are numbered from 0 in the order of their values; 0 is a class of its own.
+    """
+    # A float's own bits are its magnitude followed by its digits, and in order if it is not negative.
+    found: Durations = values.astype(np.float64).view(np.int64) >> (52 - bits)
+    return np.maximum(found - ((1023 << bits) - 1), 0)
+
+
+def classes(bits: int) -> int:
+    """How many classes there are up to the largest value of 64 bits."""
+    return (64 << bits) + 1
+
+
+def class_middles(bits: int) -> Durations:
+    """The middle of each class: no value in it differs from it by more than a share of 2 ** -(bits + 1)."""
+    first = (1023 << bits) - 1
+    edges = ((np.arange(classes(bits) + 1) + first) << (52 - bits)).view(np.float64)
+    middles = (edges[:-1] + edges[1:]) / 2
+    # The first holds 0 alone. Below 2 ** bits a class holds a single number, its lower edge, or none.
+    whole = np.where(edges[1:] - edges[:-1] <= 1, np.ceil(edges[:-1]), middles)
+    whole[0] = 0
+    return np.minimum(whole, float(2**63 - 1024)).astype(np.int64)
+
+
+def count_classes(values: Durations, weights: Weights | None, bits: int) -> Weights:
+    """How many of the values lie in each class."""
+    found = np.bincount(class_of(values, bits), weights, classes(bits))
+    return found.astype(np.int64, copy=False)
+
+
+def exact_sum(values: Durations, weights: Weights | None = None) -> int:
+    """The sum, each value taken as often as it occurred. At most 2 ** 31 of them are looked at together."""
+    # A plain int64 sum overflows at 106 days of picoseconds, which a busy run adds up to.
+    high, low = values >> 32, values & 0xFFFFFFFF
+    if weights is None:
+        return (int(high.sum()) << 32) + int(low.sum())
+    return (int(high @ weights) << 32) + int(low @ weights)
 
 
 def percentile(samples_ps: Durations, q: int) -> float:
@@ -75,7 +227,4 @@ def _percentile(sorted_at: Callable[[int], int], n: int, q: int) -> float:
 
 
 def _mean(samples_ps: Durations) -> float:
-    # A plain int64 sum overflows at 106 days of picoseconds, which a busy run adds up to.
-    high = int((samples_ps >> 32).sum())
-    low = int((samples_ps & 0xFFFFFFFF).sum())
-    return ((high << 32) + low) / (len(samples_ps) * PS)
+    return exact_sum(samples_ps) / (len(samples_ps) * PS)

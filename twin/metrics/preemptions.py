@@ -1,11 +1,12 @@
 """How preemptions are spread over requests: thinly, as in a healthy engine, or again and again over a few."""
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from twin.metrics.records import RequestRecord
+from twin.metrics.summary import tally_of
+from twin.metrics.tally import Tally
 
 TOO_MANY = 20
 """Preemptions of one request beyond which something is wrong with the configuration."""
@@ -58,18 +59,15 @@ class Preemptions:
 
 def count_preemptions(records: Iterable[RequestRecord]) -> Preemptions:
     """How often each request of a run was preempted."""
-    times: Counter[int] = Counter()
-    most, worst = 0, None
-    for record in records:
-        if record.replica is not None:
-            times[record.preemptions] += 1
-            if record.preemptions > most:
-                most, worst = record.preemptions, record.index
-    requests = times.total()
-    del times[0]
+    return preemptions_of(tally_of(records, {}, warmup_ps=0))
+
+
+def preemptions_of(tally: Tally) -> Preemptions:
+    """How often each request that was counted was preempted."""
+    times = tally.preempted
     return Preemptions(
-        requests=requests,
-        histogram=dict(sorted(times.items())),
-        worst=worst,
+        requests=times.total(),
+        histogram={count: times[count] for count in sorted(times) if count},
+        worst=tally.worst,
         too_many=sum(n for count, n in times.items() if count > TOO_MANY),
     )

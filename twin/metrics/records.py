@@ -1,7 +1,14 @@
 """What is kept of one request: the raw material of every metric."""
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+OUTCOMES = ("completed", "refused", "timed_out", "aborted", "unfinished")
+"""The ways a request can end. They exclude each other and cover every request."""
+
+LATENCIES = ("ttft", "tpot", "itl", "e2e", "queue", "prefill")
+"""The durations of a request that have statistics, under the names that objectives use."""
 
 
 @dataclass(slots=True)
@@ -25,7 +32,7 @@ class RequestRecord:
     output_tokens: int
     """Tokens delivered."""
     outcome: str
-    """completed, refused, timed_out, aborted or unfinished."""
+    """One of OUTCOMES."""
     reason: str
     """stop, length, timeout:ttft, timeout:total, too_long, end_of_run, ..."""
     preemptions: int = 0
@@ -35,7 +42,7 @@ class RequestRecord:
     """Prompt tokens found in the prefix cache at first admission."""
     prefix_query_tokens: int = 0
     """Prompt tokens looked up in the prefix cache at first admission."""
-    itl_ps: "array[int]" = field(default_factory=lambda: array("q"))
+    itl_ps: Sequence[int] = field(default_factory=lambda: array("q"))
     """Gaps between consecutive tokens, in order."""
     attempts: int = 1
     """1 + retries of the client."""

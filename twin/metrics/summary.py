@@ -3,24 +3,15 @@
 docs/metrics.md defines every figure in symbols.
 """
 
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from twin.clock import PS, to_ps
-from twin.metrics.percentiles import STATS, Durations, Stats, stats
-from twin.metrics.records import RequestRecord
-
-OUTCOMES = ("completed", "refused", "timed_out", "aborted", "unfinished")
-"""The ways a request can end. They exclude each other and cover every request."""
-
-LATENCIES = ("ttft", "tpot", "itl", "e2e", "queue", "prefill")
-"""The durations that have statistics, under the names that objectives use."""
-
-_NONE = -1
-"""Marks in a column a request that has no such duration."""
+from twin.clock import PS
+from twin.metrics.objectives import Objectives, parse_objective
+from twin.metrics.percentiles import Stats
+from twin.metrics.record_table import RecordTable
+from twin.metrics.records import LATENCIES, OUTCOMES, RequestRecord
+from twin.metrics.tally import Tally, TierTally
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,23 +80,36 @@ class TierSummary:
 def summarize_tiers(
     records: Iterable[RequestRecord],
     *,
-    objectives: Mapping[str, Mapping[str, float]],
+    objectives: Objectives,
     warmup_ps: int,
     end_ps: int,
     order: Sequence[str] = (),
 ) -> dict[str, TierSummary]:
-    """The figures of every tier that has a request or an objective.
+    """The figures of every tier that has a request or an objective, all exact.
 
     `objectives` are limits in seconds by tier and name (`ttft_p99`); `end_ps` is the simulated
     instant at which the run ended. Tiers come in `order`, those not in it after them by name.
     """
-    by_tier: dict[str, list[RequestRecord]] = {tier: [] for tier in objectives}
-    for record in records:
-        by_tier.setdefault(record.tier, []).append(record)
+    tally = tally_of(records, objectives, warmup_ps)
+    return summarize_tally(tally, objectives, end_ps - warmup_ps, order)
+
+
+def tally_of(records: Iterable[RequestRecord], objectives: Objectives, warmup_ps: int) -> Tally:
+    """Records counted, every figure exact."""
+    tally = Tally(objectives, warmup_ps, is_exact=True)
+    table = records if isinstance(records, RecordTable) else RecordTable(records)
+    tally.add(table.columns())
+    return tally
+
+
+def summarize_tally(
+    tally: Tally, objectives: Objectives, span_ps: int, order: Sequence[str]
+) -> dict[str, TierSummary]:
+    """The figures of every tier of a tally; `span_ps` is from the end of the warm-up to the end of the run."""
     rank = {tier: i for i, tier in enumerate(order)}
     return {
-        tier: _summarize(by_tier[tier], objectives.get(tier, {}), warmup_ps, end_ps)
-        for tier in sorted(by_tier, key=lambda tier: (rank.get(tier, len(rank)), tier))
+        tier: _summarize(tally.tiers[tier], objectives.get(tier, {}), span_ps)
+        for tier in sorted(tally.tiers, key=lambda tier: (rank.get(tier, len(rank)), tier))
     }
 
 
@@ -119,126 +123,25 @@ def total_counts(tiers: Iterable[TierSummary]) -> Counts:
     return Counts(**sums)
 
 
-def parse_objective(name: str) -> tuple[str, str]:
-    """`ttft_p99` -> ("ttft", "p99"). Raises ValueError, naming what exists, for any other form."""
-    latency, _, stat = name.rpartition("_")
-    if latency not in LATENCIES or stat not in STATS:
-        raise ValueError(
-            f"{name!r} is not <metric>_<statistic> with a metric out of {', '.join(LATENCIES)} "
-            f"and a statistic out of {', '.join(STATS)}, e.g. ttft_p99"
-        )
-    return latency, stat
-
-
-Limits = Sequence[tuple[str, int]]
-"""(latency, picoseconds) pairs that each request of a tier is judged by."""
-
-
-def limits_of(objectives: Mapping[str, float]) -> Limits:
-    """The limits that objectives such as {"ttft_p99": 1.0} set to a single request."""
-    return tuple((parse_objective(name)[0], to_ps(limit)) for name, limit in objectives.items())
-
-
-def is_good(record: RequestRecord, limits: Limits) -> bool:
-    """Whether a request completed within every limit; a duration it does not have meets any."""
-    return record.outcome == "completed" and all(
-        _duration_ps(record, latency) <= limit_ps for latency, limit_ps in limits
-    )
-
-
-def _duration_ps(record: RequestRecord, latency: str) -> int:
-    """_NONE if it has no such duration; for itl its longest gap."""
-    match latency:
-        case "ttft":
-            return _between(record.arrival_ps, record.first_token_ps)
-        case "tpot":
-            return _mean_gap(record.itl_ps)
-        case "itl":
-            return max(record.itl_ps, default=_NONE)
-        case "e2e":
-            return _between(
-                record.arrival_ps, record.finish_ps if record.outcome == "completed" else None
-            )
-        case "queue":
-            return _between(record.arrival_ps, record.first_scheduled_ps)
-        case _:
-            return _between(record.first_scheduled_ps, record.first_token_ps)
-
-
-def _summarize(
-    records: list[RequestRecord], objectives: Mapping[str, float], warmup_ps: int, end_ps: int
-) -> TierSummary:
-    measured = [record for record in records if record.arrival_ps >= warmup_ps]
-    columns = _columns(measured)
-    gaps = _gaps(measured)
-    latency = {
-        name: stats(gaps if name == "itl" else column[column != _NONE])
-        for name, column in columns.items()
-    }
-    completed = np.array([record.outcome == "completed" for record in measured], dtype=np.bool_)
-
-    met = completed.copy()
-    for name, limit in objectives.items():
-        met &= columns[parse_objective(name)[0]] <= to_ps(limit)
-    good = int(met.sum())
-
-    span_ps = end_ps - warmup_ps
+def _summarize(tally: TierTally, objectives: Mapping[str, float], span_ps: int) -> TierSummary:
+    latency = {name: tally.latency[name].stats() for name in LATENCIES}
     return TierSummary(
-        counts=_count(records),
-        measured=len(measured),
-        good=good,
-        latency={name: latency[name] for name in LATENCIES},
-        goodput_rps=good * PS / span_ps if span_ps > 0 else None,
-        attainment=good / len(measured) if measured else None,
+        counts=Counts(**tally.ended, attempts=tally.attempts),
+        measured=tally.measured,
+        good=tally.good,
+        latency=latency,
+        goodput_rps=tally.good * PS / span_ps if span_ps > 0 else None,
+        attainment=tally.good / tally.measured if tally.measured else None,
         objectives={
-            name: _judge(name, limit, latency, columns, completed)
+            name: _judge(name, limit, latency, tally.without[name])
             for name, limit in objectives.items()
         },
     )
 
 
-def _count(records: list[RequestRecord]) -> Counts:
-    ended = dict.fromkeys(OUTCOMES, 0)
-    for record in records:
-        ended[record.outcome] += 1
-    return Counts(**ended, attempts=sum(record.attempts for record in records))
-
-
-def _columns(records: list[RequestRecord]) -> dict[str, Durations]:
-    """Picoseconds by latency and request, _NONE where it has no such duration; for itl its longest gap."""
-
-    def column(latency: str) -> Durations:
-        durations = (_duration_ps(record, latency) for record in records)
-        return np.fromiter(durations, dtype=np.int64, count=len(records))
-
-    return {latency: column(latency) for latency in LATENCIES}
-
-
-def _between(start_ps: int | None, end_ps: int | None) -> int:
-    return _NONE if start_ps is None or end_ps is None else end_ps - start_ps
-
-
-def _mean_gap(itl_ps: "array[int]") -> int:
-    """Mean of the gaps to the nearest picosecond."""
-    n = len(itl_ps)
-    return (2 * sum(itl_ps) + n) // (2 * n) if n else _NONE
-
-
-def _gaps(records: list[RequestRecord]) -> Durations:
-    """The gaps between tokens of all requests in one array."""
-    return np.frombuffer(b"".join(record.itl_ps for record in records), dtype=np.int64)
-
-
-def _judge(
-    name: str,
-    limit: float,
-    latency: Mapping[str, Stats],
-    columns: Mapping[str, Durations],
-    completed: np.ndarray[tuple[int], np.dtype[np.bool_]],
-) -> Judgement:
+def _judge(name: str, limit: float, latency: Mapping[str, Stats], without: int) -> Judgement:
     metric, stat = parse_objective(name)
     value: float | None = getattr(latency[metric], stat)
-    without = int(((columns[metric] == _NONE) & ~completed).sum())
     if value is not None:
         met: bool | None = value <= limit
     else:

@@ -12,8 +12,8 @@ from typing import Any
 
 from twin.clock import PS, to_seconds
 from twin.metrics.gauges import LENGTH_GROUPS, Gauges
+from twin.metrics.objectives import is_good, limits_of
 from twin.metrics.records import RequestRecord
-from twin.metrics.summary import is_good, limits_of
 
 FIRST_PERIOD_PS = PS // 100
 """The period a run begins with that does not name one."""
@@ -187,4 +187,12 @@ class Sampler:
         for values in (self._times_ps, self._gauges, self._good):
             del values[kept:]
         self._take(end_ps)
-        return TimeSeries(self._period_ps, self._times_ps, self._gauges, self._good, self._tiers)
+        return TimeSeries(self._period_ps, self._times_ps, self._gauges, self._good, self._seen())
+
+    def _seen(self) -> tuple[str, ...]:
+        """The tiers, those included that only rows of a trace have."""
+        found = dict.fromkeys((*self._tiers, *(tier for _, tier in self._good_now)))
+        for gauges in self._gauges:
+            for now in gauges:
+                found |= dict.fromkeys((*now.waiting, *now.running))
+        return tuple(found)

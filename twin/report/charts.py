@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from twin.clock import PS, to_seconds
+from twin.clock import to_seconds
 from twin.metrics.events import Event
-from twin.metrics.records import RequestRecord
+from twin.metrics.objectives import Objectives
+from twin.metrics.tally import Tally
 from twin.metrics.timeseries import TimeSeries
 from twin.report.texts import duration
 from twin.report.texts import limit as limit_text
@@ -32,11 +33,7 @@ SHARES = (
 """Percentiles that a distribution is drawn through: closer together towards the tail."""
 
 
-def distributions(
-    records: Sequence[RequestRecord],
-    tiers: Sequence[str],
-    objectives: Mapping[str, Mapping[str, float]],
-) -> dict[str, Figure]:
+def distributions(tally: Tally, tiers: Sequence[str], objectives: Objectives) -> dict[str, Figure]:
     """TTFT, TPOT and E2E: the share of requests within each time, by tier, with the tiers' limits."""
     figures = {}
     for latency, title in (
@@ -47,12 +44,9 @@ def distributions(
         traces = []
         limits = []
         for number, tier in enumerate(tiers):
-            values = [
-                s for r in records if r.tier == tier and (s := _latency(r, latency)) is not None
-            ]
-            if not values:
+            x = tally.tiers[tier].latency[latency].curve(SHARES)
+            if not x:
                 continue
-            x = np.percentile(np.array(values), SHARES)
             traces.append(
                 _line(x, [round(float(q), 2) for q in SHARES], tier, f"--tier{number % 6}")
             )
@@ -74,6 +68,7 @@ def timelines(
     times = [to_seconds(at_ps) for at_ps in series.times_ps]
     rows = _by_instant(series)
     replicas = len(series.gauges[0])
+    shown = [(number, tier) for number, tier in enumerate(tiers) if tier in series.tiers]
 
     def total(name: str) -> list[float | None]:
         return [_sum(row[name] for row in at) for at in rows]
@@ -82,7 +77,7 @@ def timelines(
         return [sum(row[name] for row in at) / replicas for at in rows]
 
     queue = []
-    for number, tier in enumerate(tiers):
+    for number, tier in shown:
         color = f"--tier{number % 6}"
         queue.append(_area(times, total(f"ready.{tier}"), f"{tier} ready", color))
         held = total(f"held.{tier}")
@@ -90,7 +85,7 @@ def timelines(
             queue.append(_area(times, held, f"{tier} held", f"{color}-soft"))
     running = [
         _area(times, total(f"running.{tier}"), tier, f"--tier{number % 6}")
-        for number, tier in enumerate(tiers)
+        for number, tier in shown
     ]
     running.append(_line(times, [slots * replicas] * len(times), "slots", "--limit", dash="dot"))
     wasted = mean("kv_wasted")
@@ -108,7 +103,7 @@ def timelines(
     decode = [_line(times, total("decode_tokens_per_s"), "decode", "--decode"), *marks]
     goodput = [
         _line(times, total(f"good_per_s.{tier}"), tier, f"--tier{number % 6}")
-        for number, tier in enumerate(tiers)
+        for number, tier in shown
     ]
     preemptions = [_bars(times, total("preemptions_per_s"), "preemptions", "--preempted")]
     figures = {
@@ -133,17 +128,6 @@ def preemption_histogram(histogram: Mapping[str, int]) -> Figure:
     figure["layout"]["xaxis"]["type"] = "category"
     figure["layout"]["bargap"] = 0.1 if len(histogram) > 10 else 0.6
     return figure
-
-
-def _latency(record: RequestRecord, latency: str) -> float | None:
-    if latency == "ttft":
-        found = record.first_token_ps
-    elif latency == "e2e":
-        found = record.finish_ps if record.outcome == "completed" else None
-    else:
-        gaps = record.itl_ps
-        return sum(gaps) / len(gaps) / PS if gaps else None
-    return None if found is None else (found - record.arrival_ps) / PS
 
 
 def _by_instant(series: TimeSeries) -> list[list[dict[str, Any]]]:

@@ -19,6 +19,9 @@ FILES = (
     "events.jsonl",
     "report.html",
 )
+OF_SINGLE_REQUESTS = ("requests.parquet", "events.jsonl")
+"""Files that need records."""
+
 NEEDED = ("plotly", "pyarrow")
 
 
@@ -49,7 +52,8 @@ def write_folder(
 ) -> None:
     """Write an observed run, or only the files `names`. Raises InputError where that fails.
 
-    Each file appears, or replaces an older one, only when it is complete.
+    Each file appears, or replaces an older one, only when it is complete. Where records are not kept, the files that
+    tell of single requests are not written, and older ones, which tell of another run, are removed.
     """
     series = result.series
     assert series is not None, "the run was not observed"
@@ -64,6 +68,9 @@ def write_folder(
         write = files[name]
         part = folder / f".{name}.part"
         try:
+            if result.kept is None and name in OF_SINGLE_REQUESTS:
+                (folder / name).unlink(missing_ok=True)
+                continue
             write(part)
             part.replace(folder / name)
         except OSError as error:

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from twin.metrics.engine_time import LIMITS, USES
-from twin.metrics.summary import LATENCIES, OUTCOMES
+from twin.metrics.records import LATENCIES, OUTCOMES
 from twin.report import charts
 from twin.report.tables import LATENCY_NAMES
 from twin.report.texts import count, duration, limit, notes, plural, share
@@ -49,7 +49,7 @@ def render_html(result: Result, summary: Mapping[str, Any]) -> str:
     series, scenario = result.series, result.scenario
     assert series is not None, "the run was not observed"
     tiers = list(summary["tiers"])
-    figures = charts.distributions(result.records, tiers, scenario.objectives)
+    figures = charts.distributions(result.tally(), tiers, scenario.objectives)
     slots = summary["limits"]["max_num_seqs"]
     lines = charts.timelines(series, result.log, tiers, slots)
     histogram = summary["preemptions"]["histogram"]
@@ -253,9 +253,12 @@ def _latencies(summary: Mapping[str, Any]) -> str:
                 ["" if i else escape(tier), name, count(figures["samples"][latency]), *cells]
             )
     head = ["Tier", "latency", "samples", "p50", "p90", "p95", "p99", "mean"]
+    within = (
+        "" if summary["percentiles"] == "exact" else f" Percentiles are {summary['percentiles']}."
+    )
     note = (
         '<p class="soft">TTFT is queue plus prefill. The mean stands last: it falls when more requests dilute a few '
-        "slow ones.</p>"
+        f"slow ones.{within}</p>"
     )
     return _table(head, rows, 2, "latency") + note
 
@@ -278,6 +281,8 @@ def _preemptions(result: Result, summary: Mapping[str, Any], period_ps: int, cha
         f"{plural(engine['preemptions'], 'time')} in all, at most {count(found['most'])} times each; "
         f"{plural(engine['recomputed_tokens'], 'token')} had to be computed again."
     )
+    if result.kept is None:
+        return f"<p>{text}</p>{chart}<p class=soft>Single ones are not told: records were not kept.</p>"
     width = 10 * period_ps / 1e12
     rows = "".join(
         f'<tr data-at="{event.at_ps / 1e12:.6f}" data-width="{width:g}"><td>{event.at_ps / 1e12:,.3f} s</td>'

@@ -11,32 +11,30 @@ from typing import Any
 
 from twin.clock import to_seconds
 from twin.metrics.engine_time import time_shares
-from twin.metrics.estimated_wait import wait_errors
+from twin.metrics.estimated_wait import errors_of
+from twin.metrics.histogram import BOUND
 from twin.metrics.policy_statistics import merge_policy_stats
-from twin.metrics.preemptions import count_preemptions
-from twin.metrics.summary import LATENCIES, TierSummary, summarize_tiers, total_counts
+from twin.metrics.preemptions import preemptions_of
+from twin.metrics.records import LATENCIES
+from twin.metrics.summary import TierSummary, summarize_tally, total_counts
+from twin.metrics.tally import Refusal, Tally
 from twin.report.traffic import timeout_warning, traffic
 from twin.report.verdict import verdict
 from twin.simulation import Result
 from twin.workload.trace import TraceStream
 
-REFUSED_LISTED = 20
-"""Refused requests that are named one by one; totals.refused counts all."""
+EXACT, WITHIN = "exact", f"within {100 * BOUND:g} %"
 
 
 def summarize(result: Result) -> dict[str, Any]:
     """Everything a run says, as plain data. Times are seconds."""
     scenario = result.scenario
-    tiers = summarize_tiers(
-        result.records,
-        objectives=scenario.objectives,
-        warmup_ps=scenario.run.warmup_ps,
-        end_ps=result.simulated_ps,
-        order=scenario.tiers,
-    )
+    tally = result.tally()
+    span_ps = result.simulated_ps - scenario.run.warmup_ps
+    tiers = summarize_tally(tally, scenario.objectives, span_ps, scenario.tiers)
     totals = total_counts(tiers.values())
     wall = result.wall_s
-    preempted = count_preemptions(result.records)
+    preempted = preemptions_of(tally)
     times = [(engine.time, engine.busy_ps) for engine in result.engines]
     shares = time_shares(times, result.simulated_ps)
     limits = {
@@ -45,7 +43,11 @@ def summarize(result: Result) -> dict[str, Any]:
         "kv_blocks": scenario.engine.num_gpu_blocks - 1,
         "block_size": scenario.engine.block_size,
     }
-    warnings = [*result.warnings, timeout_warning(result), preempted.warning()]
+    warnings = [
+        *result.warnings,
+        timeout_warning(totals.timed_out, totals.offered),
+        preempted.warning(),
+    ]
     return {
         "scenario": scenario.name,
         "model": scenario.model.name,
@@ -58,30 +60,35 @@ def summarize(result: Result) -> dict[str, Any]:
         "policy_fingerprint": scenario.policy_fingerprint,
         "oracle": scenario.policy is not None and scenario.policy.estimator == "oracle",
         "batching_wait_s": _batching_waits(result),
-        "traffic": traffic(result),
+        "traffic": traffic(result, tally.streams),
         "client_timeouts": list(_client_timeouts(result)),
         "trace_prefixes": list(_trace_prefixes(result)),
         "seed": scenario.run.seed,
         "warmup_s": to_seconds(scenario.run.warmup_ps),
+        "percentiles": EXACT if tally.is_exact else WITHIN,
         "interrupted": result.interrupted,
         "verdict": verdict(shares.limits, limits),
         "bound": dict(shares.limits),
         "simulated_s": to_seconds(result.simulated_ps),
         "totals": totals.to_dict(),
         "attempts": totals.attempts,
-        "refused": _refused(result),
+        "refused": [
+            _refusal(refusal, result.places.get(refusal.index)) for refusal in tally.refused
+        ],
         "tiers": {name: _tier(tier) for name, tier in tiers.items()},
         "objectives": {
             name: {objective: found.to_dict() for objective, found in tier.objectives.items()}
             for name, tier in tiers.items()
             if tier.objectives
         },
-        "throughput": _throughput(result),
+        "throughput": _throughput(tally, span_ps),
         "engine": _engine(result),
         "limits": limits,
         "gpu_time": dict(shares.uses),
         "preemptions": preempted.to_dict(),
-        "estimated_wait": {name: _waits(result, name) for name in tiers},
+        "estimated_wait": {
+            name: dataclasses.asdict(errors_of(tally.tiers[name].waits)) for name in tiers
+        },
         "kv_by_length": None if result.series is None else result.series.kv_by_length(),
         "policy_stats": merge_policy_stats(result.policies),
         "step_time": _step_time(result),
@@ -117,24 +124,16 @@ def _tier(tier: TierSummary) -> dict[str, Any]:
     }
 
 
-def _throughput(result: Result) -> dict[str, float | None]:
+def _throughput(tally: Tally, span_ps: int) -> dict[str, float | None]:
     """What was delivered per second: measured requests that completed, and their tokens."""
-    warmup_ps = result.scenario.run.warmup_ps
-    span_s = to_seconds(result.simulated_ps - warmup_ps)
-    done = [r for r in result.records if r.outcome == "completed" and r.arrival_ps >= warmup_ps]
+    span_s = to_seconds(span_ps)
+    tiers = tally.tiers.values()
     sums = {
-        "requests": len(done),
-        "prompt_tokens": sum(record.prompt_tokens for record in done),
-        "output_tokens": sum(record.output_tokens for record in done),
+        "requests": sum(tier.completed for tier in tiers),
+        "prompt_tokens": sum(tier.prompt_tokens for tier in tiers),
+        "output_tokens": sum(tier.output_tokens for tier in tiers),
     }
     return {f"{name}_per_s": n / span_s if span_s > 0 else None for name, n in sums.items()}
-
-
-def _waits(result: Result, tier: str) -> dict[str, float | None]:
-    """How well the wait of the measured requests of a tier was estimated when they arrived."""
-    warmup_ps = result.scenario.run.warmup_ps
-    of_tier = (r for r in result.records if r.tier == tier and r.arrival_ps >= warmup_ps)
-    return dataclasses.asdict(wait_errors(of_tier))
 
 
 def _engine(result: Result) -> dict[str, Any]:
@@ -161,18 +160,14 @@ def _in_system_mean(result: Result) -> float | None:
     return result.inflight_request_ps / result.simulated_ps if result.simulated_ps else None
 
 
-def _refused(result: Result) -> list[dict[str, Any]]:
-    rows = sorted((r for r in result.records if r.outcome == "refused"), key=lambda r: r.index)
-    return [
-        {
-            "index": record.index,
-            "place": result.places.get(record.index),
-            "tier": record.tier,
-            "prompt_tokens": record.prompt_tokens,
-            "reason": record.reason,
-        }
-        for record in rows[:REFUSED_LISTED]
-    ]
+def _refusal(refusal: Refusal, place: str | None) -> dict[str, Any]:
+    return {
+        "index": refusal.index,
+        "place": place,
+        "tier": refusal.tier,
+        "prompt_tokens": refusal.prompt_tokens,
+        "reason": refusal.reason,
+    }
 
 
 def _batching_waits(result: Result) -> dict[str, float]:

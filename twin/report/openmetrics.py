@@ -4,20 +4,20 @@
 rules and queries written for a real server can be tried on a simulated one.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
-import numpy.typing as npt
 
 from twin.clock import PS
 from twin.errors import InputError
+from twin.metrics.columns import Numbers
 from twin.metrics.gauges import Gauges
-from twin.metrics.records import RequestRecord
-from twin.metrics.summary import is_good, limits_of
-from twin.report.metric_names import TWIN, VLLM, Metric, one_two_five
+from twin.metrics.records import OUTCOMES
+from twin.report.history import ENDED, HISTOGRAMS, Beats, Floats, Given, History
+from twin.report.metric_names import TWIN, VLLM, Metric
+from twin.scenario import Scenario
 from twin.simulation import Result
 
 MOST_LINES = 400_000
@@ -29,25 +29,34 @@ Points = Sequence[float]
 """A value for each instant."""
 
 
-@dataclass(frozen=True)
-class Observed:
-    """Values of a histogram and when they were observed."""
-
-    at_ps: Sequence[int]
-    values: Sequence[float]
+def history_of(scenario: Scenario) -> History:
+    """What counts the requests of a run whose records are not kept, for `write_openmetrics`."""
+    most = max(20, _most_instants(len(scenario.tiers), scenario.cluster.replicas))
+    return History(scenario, Beats(scenario.run.sample_period_ps, most))
 
 
-def write_openmetrics(path: Path, result: Result, start_s: float) -> None:
-    """Write an observed run that begins at the Unix time `start_s`. Raises InputError where that fails."""
+def _most_instants(tiers: int, engines: int) -> int:
+    """How many instants are written at most."""
+    histograms = sum(tiers if metric.labels else 1 for metric in HISTOGRAMS)
+    return min(MOST_INSTANTS, max(20, MOST_LINES // (24 * histograms * engines)))
+
+
+def write_openmetrics(
+    path: Path, result: Result, start_s: float, history: History | None = None
+) -> None:
+    """Write an observed run that begins at the Unix time `start_s`. Raises InputError where that fails.
+
+    `history` has counted its requests; not needed if their records are kept.
+    """
     try:
         with path.open("w", encoding="utf-8") as file:
-            _write(file, result, start_s)
+            _write(file, result, start_s, history)
     except OSError as error:
         raise InputError(f"--openmetrics {path}: {error.strerror}") from None
 
 
-def _write(file: TextIO, result: Result, start_s: float) -> None:
-    exposition = _Exposition(result, start_s)
+def _write(file: TextIO, result: Result, start_s: float, history: History | None) -> None:
+    exposition = _Exposition(result, start_s, history)
     for metric in (*VLLM, *TWIN):
         file.write(f"# TYPE {metric.name} {metric.kind}\n# HELP {metric.name} {metric.help}\n")
         for line in exposition.lines(metric):
@@ -58,40 +67,39 @@ def _write(file: TextIO, result: Result, start_s: float) -> None:
 class _Exposition:
     """A run, ready to be read metric by metric."""
 
-    def __init__(self, result: Result, start_s: float) -> None:
+    def __init__(self, result: Result, start_s: float, history: History | None) -> None:
         series = result.series
         assert series is not None, "the run was not observed"
         self._result = result
         self._scenario = result.scenario
-        self._tiers = list(dict.fromkeys([*series.tiers, *(r.tier for r in result.records)]))
         self._engines = range(len(result.engines))
-        chosen = self._choose(len(series.times_ps))
-        self._at = np.array([series.times_ps[i] for i in chosen], dtype=np.int64)
+        found = result.tally().tiers
+        self._tiers = list(dict.fromkeys([*series.tiers, *found]))
+        if history is None:
+            chosen = self._choose(len(series.times_ps))
+        else:
+            history.finish(series.period_ps)
+            last = len(series.times_ps) - 1
+            chosen = [
+                i for i, at_ps in enumerate(series.times_ps[:-1]) if at_ps % history.period_ps == 0
+            ] + [last]
+        at_ps = [series.times_ps[i] for i in chosen]
+        if history is None:
+            history = History(result.scenario, Given(np.array(at_ps, dtype=np.int64)))
+            history.add(result.records.columns())
+        self._history = history
         self._gauges = [series.gauges[i] for i in chosen]
-        self._stamps = [_number(start_s + at_ps / PS) for at_ps in self._at.tolist()]
-        self._records: list[list[RequestRecord]] = [[] for _ in self._engines]
-        for record in result.records:
-            if record.replica is not None:
-                self._records[record.replica].append(record)
-        self._limits = {t: limits_of(named) for t, named in self._scenario.objectives.items()}
+        self._stamps = [_number(start_s + ps / PS) for ps in at_ps]
 
     def _choose(self, instants: int) -> list[int]:
         """Positions of the instants to write, the last one always among them."""
-        histograms = sum(
-            len(self._tiers) if metric.labels else 1
-            for metric in (*VLLM, *TWIN)
-            if metric.kind == "histogram"
-        )
-        most = MOST_LINES // (24 * histograms * len(self._result.engines))
-        step = -(-instants // min(MOST_INSTANTS, max(20, most)))
+        step = -(-instants // _most_instants(len(self._tiers), len(self._engines)))
         return list(range((instants - 1) % step, instants, step))
 
     def lines(self, metric: Metric) -> Iterator[str]:
         """All samples of a metric, series by series in the order of time."""
         if metric.kind == "histogram":
-            bounds = metric.buckets or one_two_five(self._scenario.engine.max_model_len)
-            for labels, observed in self._histogram(metric):
-                yield from self._buckets(metric.name, labels, bounds, observed)
+            yield from self._histogram(metric)
             return
         for labels, points in self._series(metric):
             head = f"{metric.exposed}{_braces(labels)}"
@@ -130,49 +138,53 @@ class _Exposition:
 
     def _ended(self, name: str, engine: int) -> Iterator[tuple[Labels, Points]]:
         """Requests that have ended, counted when their client saw it."""
-        groups: dict[Labels, list[int]] = {}
         if name == "vllm:request_success":
-            groups = {(("finished_reason", reason),): [] for reason in ("stop", "length", "abort")}
-        for record in self._records[engine]:
-            if record.finish_ps is not None:
-                labels = self._group(name, record)
-                if labels is not None:
-                    groups.setdefault(labels, []).append(record.finish_ps)
-        for labels, ends_ps in sorted(groups.items()):
-            found = np.searchsorted(np.sort(np.array(ends_ps, dtype=np.int64)), self._at, "right")
-            yield labels, found.astype(float).tolist()
-
-    def _group(self, name: str, record: RequestRecord) -> Labels | None:
-        if name == "twin:requests":
-            return (("tier", record.tier), ("outcome", record.outcome))
-        if name == "twin:good_requests":
-            good = is_good(record, self._limits.get(record.tier, ()))
-            return (("tier", record.tier),) if good else None
-        if record.outcome == "completed":
-            return (("finished_reason", record.reason),)
-        # A client that hangs up is not counted; a request that the policy ended is.
-        return (("finished_reason", "abort"),) if self._scenario.policy is not None else None
+            counts, _ = self._counted(name, engine, 0)
+            for reason in sorted(ENDED):
+                yield (("finished_reason", reason),), counts[:, ENDED.index(reason)].tolist()
+            return
+        for tier in sorted(self._history.tiers):
+            counts, _ = self._counted(name, engine, self._history.tiers.index(tier))
+            if name == "twin:good_requests":
+                if counts.any():
+                    yield (("tier", tier),), counts[:, 0].tolist()
+                continue
+            for outcome in sorted(OUTCOMES):
+                points = counts[:, OUTCOMES.index(outcome)]
+                if points.any():
+                    yield (("tier", tier), ("outcome", outcome)), points.tolist()
 
     # --- histograms -----------------------------------------------------------------------
 
-    def _histogram(self, metric: Metric) -> Iterator[tuple[Labels, Observed]]:
-        name = metric.name.partition(":")[2]
-        for engine in self._engines:
-            records = self._records[engine]
-            if metric.labels:
-                for tier in self._tiers:
-                    own = [record for record in records if record.tier == tier]
-                    yield (*self._base(engine), ("tier", tier)), _observe(name, own, False)
-            else:
-                yield self._base(engine), _observe(name, records, True)
+    def _counted(self, name: str, engine: int, group: int) -> tuple[Numbers, Floats]:
+        """Counts by (instant, bucket) and sums by instant, both from the start of the run."""
+        grid, instants = self._history.grids[name], len(self._stamps)
+        if engine >= grid.counts.shape[0] or group >= grid.counts.shape[1]:
+            return np.zeros((instants, grid.counts.shape[3]), np.int64), np.zeros(instants)
+        counts, sums = grid.counts[engine, group].cumsum(axis=0), grid.sums[engine, group].cumsum()
+        # The end of the run has what came after the last multiple of the period.
+        return (
+            np.concatenate((counts[: instants - 1], counts[-1:])),
+            np.concatenate((sums[: instants - 1], sums[-1:])),
+        )
 
-    def _buckets(
-        self, name: str, labels: Labels, bounds: Sequence[float], observed: Observed
-    ) -> Iterator[str]:
-        counts, sums = _cumulate(self._at, bounds, observed)
+    def _histogram(self, metric: Metric) -> Iterator[str]:
+        for engine in self._engines:
+            if not metric.labels:
+                yield from self._buckets(metric.name, self._base(engine), engine, 0)
+                continue
+            for tier in self._tiers:
+                tiers = self._history.tiers
+                group = tiers.index(tier) if tier in tiers else len(tiers)
+                labels = (*self._base(engine), ("tier", tier))
+                yield from self._buckets(metric.name, labels, engine, group)
+
+    def _buckets(self, name: str, labels: Labels, engine: int, group: int) -> Iterator[str]:
+        found, sums = self._counted(name, engine, group)
+        counts = found.cumsum(axis=1)
         heads = [
             f"{name}_bucket{_braces((*labels, ('le', _bound(bound))))}"
-            for bound in (*bounds, np.inf)
+            for bound in (*self._history.bounds[name], np.inf)
         ]
         own = _braces(labels)
         for stamp, row, total in zip(self._stamps, counts.tolist(), sums.tolist(), strict=True):
@@ -241,70 +253,6 @@ def _constants(result: Result, name: str) -> Iterator[tuple[Labels, float]]:
             ("kv_cache", memory.block_bytes * engine.num_gpu_blocks),
         ):
             yield (("use", use),), float(size)
-
-
-def _observe(name: str, records: Iterable[RequestRecord], as_vllm: bool) -> Observed:
-    """Values of one histogram. All but TTFT and ITL are observed when a request has completed."""
-    at_ps: list[int] = []
-    values: list[float] = []
-    for record in records:
-        first_ps, start_ps, end_ps = (
-            record.first_token_ps,
-            record.first_scheduled_ps,
-            record.finish_ps,
-        )
-        if name == "time_to_first_token_seconds":
-            if first_ps is not None:
-                at_ps.append(first_ps)
-                values.append((first_ps - record.arrival_ps) / PS)
-        elif name == "inter_token_latency_seconds":
-            token_ps = first_ps or 0
-            for gap_ps in record.itl_ps:
-                token_ps += gap_ps
-                at_ps.append(token_ps)
-                values.append(gap_ps / PS)
-        elif record.outcome == "completed":
-            assert first_ps is not None
-            assert start_ps is not None
-            assert end_ps is not None
-            gaps = len(record.itl_ps)
-            if name == "request_time_per_output_token_seconds" and not gaps and not as_vllm:
-                continue
-            at_ps.append(end_ps)
-            values.append(
-                {
-                    "request_time_per_output_token_seconds": (end_ps - first_ps) / (gaps or 1) / PS,
-                    "e2e_request_latency_seconds": (end_ps - record.arrival_ps) / PS,
-                    "request_queue_time_seconds": (start_ps - record.arrival_ps) / PS,
-                    "request_prefill_time_seconds": (first_ps - start_ps) / PS,
-                    "request_decode_time_seconds": (end_ps - first_ps) / PS,
-                    "request_inference_time_seconds": (end_ps - start_ps) / PS,
-                    "request_prompt_tokens": float(record.prompt_tokens),
-                    "request_generation_tokens": float(record.output_tokens),
-                    "request_num_preemptions": float(record.preemptions),
-                    "request_prefill_kv_computed_tokens": float(
-                        record.prompt_tokens - record.prefix_hit_tokens
-                    ),
-                }[name]
-            )
-    return Observed(at_ps, values)
-
-
-def _cumulate(
-    instants: npt.NDArray[np.int64], bounds: Sequence[float], observed: Observed
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Counts by (instant, bucket) and sums by instant, both from the start of the run."""
-    at = np.array(observed.at_ps, dtype=np.int64)
-    values = np.array(observed.values, dtype=np.float64)
-    # The first instant that sees a value, and the first bucket that holds it.
-    rows = np.searchsorted(instants, at, "left")
-    columns = np.searchsorted(np.array(bounds), values, "left")
-    seen = rows < len(instants)
-    counts = np.zeros((len(instants), len(bounds) + 1), dtype=np.int64)
-    np.add.at(counts, (rows[seen], columns[seen]), 1)
-    sums = np.zeros(len(instants))
-    np.add.at(sums, rows[seen], values[seen])
-    return counts.cumsum(axis=0).cumsum(axis=1), sums.cumsum()
 
 
 def _braces(labels: Labels) -> str:

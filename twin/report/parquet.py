@@ -1,10 +1,13 @@
 """Records and time series as Parquet files, for notebooks and other tools."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from twin.clock import PS
+from twin.metrics.percentiles import seconds_of
 from twin.metrics.records import RequestRecord
 from twin.metrics.timeseries import COUNTERS, TimeSeries
 from twin.report.records_file import COLUMNS, TIMES
@@ -15,23 +18,42 @@ COUNTS = ("replica", "held", "ready", "running", *COUNTERS)
 TEXT = ("tier", "tenant", "session", "outcome", "reason")
 
 
-def write_requests(path: Path, records: Iterable[RequestRecord]) -> None:
+ROWS = 1 << 16
+"""Requests that are written together."""
+
+
+def write_requests(path: Path, records: Sequence[RequestRecord]) -> None:
     """One row a request, in the order of `records`. Times are seconds; `itl_s` lists the gaps between tokens."""
+    import pyarrow.parquet as pq
+
+    writer = None
+    try:
+        for start in range(0, len(records) or 1, ROWS):
+            table = _requests(records[start : start + ROWS])
+            writer = writer or pq.ParquetWriter(path, table.schema, compression="zstd")
+            writer.write_table(table)
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def _requests(records: Sequence[RequestRecord]) -> Any:
     import pyarrow as pa
 
-    ordered = list(records)
     columns: dict[str, Any] = {}
     for name in COLUMNS:
         if name in TIMES:
             attribute = name.removesuffix("_s") + "_ps"
-            values = [_seconds(getattr(record, attribute)) for record in ordered]
+            values = [_seconds(getattr(record, attribute)) for record in records]
             columns[name] = pa.array(values, pa.float64())
         else:
             kind = pa.string() if name in TEXT else pa.int64()
-            columns[name] = pa.array([getattr(record, name) for record in ordered], kind)
-    gaps = [[gap / PS for gap in record.itl_ps] for record in ordered]
-    columns["itl_s"] = pa.array(gaps, pa.list_(pa.float64()))
-    _write(path, columns)
+            columns[name] = pa.array([getattr(record, name) for record in records], kind)
+    gaps = [np.array(record.itl_ps, dtype=np.int64) for record in records]
+    ends = np.cumsum([0, *map(len, gaps)], dtype=np.int32)
+    every = seconds_of(np.concatenate(gaps)) if gaps else np.empty(0)
+    columns["itl_s"] = pa.ListArray.from_arrays(ends, every)
+    return pa.table(columns)
 
 
 def write_series(path: Path, series: TimeSeries) -> None:

@@ -36,15 +36,14 @@ def check_path(path: Path) -> None:
 
 
 def write_records(path: Path, records: Iterable[RequestRecord]) -> None:
-    """Write `records` in the order of their index. Instants are seconds in full, to the picosecond.
+    """Write `records` in their order. Instants are seconds in full, to the picosecond.
 
     Raises InputError where the file cannot be written.
     """
-    ordered = sorted(records, key=lambda record: record.index)
     write = _write_csv if path.suffix == ".csv" else _write_jsonl
     try:
         with path.open("w", encoding="utf-8", newline="") as file:
-            write(file, ordered)
+            write(file, records)
     except OSError as error:
         raise InputError(f"--records {path}: {error.strerror}") from None
 

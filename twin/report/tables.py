@@ -15,7 +15,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from twin.metrics.summary import OUTCOMES
+from twin.metrics.records import OUTCOMES
 from twin.report.texts import LISTED, count, duration, limit, notes, plural, share
 
 WIDTH = 80

@@ -61,6 +61,11 @@ def notes(summary: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"Requests that arrived in the first {limit(summary['warmup_s'])} are counted but not measured."
         )
+    if summary["percentiles"] != "exact":
+        yield (
+            f"Percentiles are {summary['percentiles']}: records of single requests were not kept. Counts, means, "
+            "goodput and attainment are exact."
+        )
     if summary["oracle"]:
         yield "The policy is told the true output lengths (estimator oracle)."
     for timeouts in summary["client_timeouts"]:

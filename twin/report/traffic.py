@@ -1,6 +1,6 @@
 """What kind of load a run was under: open or closed loop, from where, how fast."""
 
-from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from twin.clock import to_seconds
@@ -14,11 +14,11 @@ from twin.workload.synthetic import Closed, MixedStream, SyntheticStream
 OPEN, CLOSED = "open", "closed"
 
 
-def traffic(result: Result) -> list[dict[str, Any]]:
+def traffic(result: Result, offered: Mapping[int, int]) -> list[dict[str, Any]]:
     """For each stream: the loop it is (`open`: requests come whatever becomes of those before; `closed`: users wait
     for their reply), its arrivals in words, and requests per second of simulated time that came of it.
+    `offered` says how many requests each had.
     """
-    offered = Counter(record.stream for record in result.records)
     simulated_s = to_seconds(result.simulated_ps)
     written = result.scenario.document["traffic"]
     return [
@@ -26,20 +26,19 @@ def traffic(result: Result) -> list[dict[str, Any]]:
             "stream": number,
             "load": load_of(stream),
             "arrivals": told(stream, written[number]),
-            "offered": offered[number],
-            "offered_rps": offered[number] / simulated_s if simulated_s else None,
+            "offered": offered.get(number, 0),
+            "offered_rps": offered.get(number, 0) / simulated_s if simulated_s else None,
         }
         for number, stream in enumerate(result.scenario.traffic)
     ]
 
 
-def timeout_warning(result: Result) -> str | None:
-    """What time-outs did to the figures; None if nobody left."""
-    left = sum(record.outcome == "timed_out" for record in result.records)
+def timeout_warning(left: int, offered: int) -> str | None:
+    """What time-outs did to the figures, `left` of `offered` requests having met one; None if nobody left."""
     if not left:
         return None
     return (
-        f"{left:,} of {len(result.records):,} requests left at a time-out of their client; what was generated for them "
+        f"{left:,} of {offered:,} requests left at a time-out of their client; what was generated for them "
         "was work for nothing, and counts as neither good nor completed"
     )
 

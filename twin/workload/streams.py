@@ -73,8 +73,10 @@ class Traffic:
             self.load.add(arrival.due_ps, request.prompt_tokens, request.output_tokens)
         return arrival
 
-    def on_finish(self, record: Ended) -> None:
-        """Tell the stream of a request that it has ended; what follows from it is due from now on."""
+    def on_finish(self, record: Ended) -> bool:
+        """Tell the stream of a request that it has ended; whether a request follows from it, due from now on."""
         arrival = self._sources[record.stream].on_finish(record)
-        if arrival is not None:
-            heappush(self._later_turns, arrival)
+        if arrival is None:
+            return False
+        heappush(self._later_turns, arrival)
+        return True
