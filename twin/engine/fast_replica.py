@@ -54,6 +54,8 @@ class FastReplica(Replica):
 
     def _look(self, event: Any = None) -> None:
         """A boundary at which something may happen, or the end of a sleep."""
+        if self._is_dead:
+            return
         now_ps = self._now_ps
         if self._asleep:
             self._meter.wakes(now_ps)
@@ -318,9 +320,20 @@ class FastReplica(Replica):
                 self._counted_from = oldest
         self._timeline.forget(oldest)
 
-    def finish_run(self, end_ps: int | None = None) -> None:
-        """The run is over at `end_ps`."""
-        end_ps = self._now_ps if end_ps is None else end_ps
+    def first_tokens(self, now_ps: int) -> list[tuple[int, int]]:
+        """(request, picoseconds from its arrival to its first token) of those inside that have one before `now_ps`."""
+        self._catch_up(now_ps)
+        return super().first_tokens(now_ps)
+
+    def kill(self, reason: str) -> None:
+        """The engine is gone now."""
+        super().kill(reason)
+        if self._visit is not None:
+            self._visit.callbacks = []
+        self._jump = None
+
+    def _close(self, end_ps: int) -> None:
+        """Nothing after `end_ps` counts."""
         self._catch_up(end_ps)
         if self._jump is not None:
             self._timeline.ends_ps.append(self._jump.end(1))
@@ -329,7 +342,7 @@ class FastReplica(Replica):
             self._give_tokens(request)
         self._stats.kv_used_block_ps = self._used * end_ps - self._used_changes_ps
         self._stats.kv_empty_token_ps = self._empty * end_ps - self._empty_changes_ps
-        super().finish_run(end_ps)
+        super()._close(end_ps)
 
     def _take_back(self, beyond_ps: int) -> None:
         """So much of the step that runs lies beyond the end of the run."""

@@ -116,6 +116,7 @@ class Replica:
         self._inbox: list[Request] = []
         self._leaving: list[tuple[int, int]] = []  # (instant, request) of clients' deadlines
         self._alarm: simpy.Event | None = None
+        self._is_dead = False
         usable = config.num_gpu_blocks - 1
         self._stats = EngineStats(kv_blocks=usable, kv_tokens=usable * config.block_size)
         self._start()
@@ -242,17 +243,40 @@ class Replica:
     def forget_past(self) -> None:
         """Nobody will ask again for what records handed in so far refer to: the steps that gave their tokens."""
 
+    def first_tokens(self, now_ps: int) -> list[tuple[int, int]]:
+        """(request, picoseconds from its arrival to its first token) of those inside that have one before `now_ps`."""
+        return [
+            (life.request.index, life.first_token_ps - life.request.arrival_ps)
+            for life in self._lives.values()
+            if life.first_token_ps is not None
+        ]
+
     def finish_run(self, end_ps: int | None = None) -> None:
         """The run is over at `end_ps` (None = now): everything still inside is recorded as unfinished.
 
         Clients that have left by then have timed out, though the engine may not have noticed yet.
         """
         end_ps = self._now_ps if end_ps is None else end_ps
+        self._close(end_ps)
+        self._write_all(end_ps, None, "unfinished", "end_of_run")
+
+    def kill(self, reason: str) -> None:
+        """The engine is gone now: everything inside is recorded as aborted, and nothing happens here any more."""
+        now_ps = self._now_ps
+        self._close(now_ps)
+        self._is_dead = True
+        self._alarm = None
+        self._write_all(now_ps, now_ps, "aborted", reason)
+
+    def _close(self, end_ps: int) -> None:
+        """Nothing after `end_ps` counts."""
         self._take_back(self._meter.cut(end_ps))
+
+    def _write_all(self, end_ps: int, finish_ps: int | None, outcome: str, reason: str) -> None:
         for life in list(self._lives.values()):
             left = life.left(end_ps)
             if left is None:
-                self._write(life, None, "unfinished", "end_of_run")
+                self._write(life, finish_ps, outcome, reason)
             else:
                 self._write(life, left[0], "timed_out", left[1])
 
@@ -291,6 +315,8 @@ class Replica:
                 step.duration_ps = self._duration(step)
                 self._begin(step)
                 yield self._after(step.duration_ps)
+                if self._is_dead:
+                    return
                 self._let_leave(self._now_ps - 1)  # a token in the very instant still counts
                 outputs = core.update(step, to_seconds(self._now_ps))
                 self._meter.gave(outputs)
@@ -299,6 +325,8 @@ class Replica:
             instant = self._now_ps
             self._meter.sleeps(instant)
             yield self._sleep()
+            if self._is_dead:
+                return
             self._meter.wakes(self._now_ps)
             idle_plans = idle_plans + 1 if self._now_ps == instant else 0
             if idle_plans > MAX_IDLE_PLANS:
