@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
+import aiohttp
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,8 @@ class Call:
     tier: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     """More of vllm_xargs."""
+    stream: bool = True
+    """Token by token, or the whole reply at once."""
     leave_after_s: float | None = None
     """The client hangs up so many seconds after it has sent the request."""
     body: dict[str, Any] = field(default_factory=dict)
@@ -38,7 +40,7 @@ class Reply:
     """Of HTTP; 0 = no answer."""
     error: str = ""
     token_s: list[float] = field(default_factory=list)
-    """When each token came, as seen here; several at once if the server sends them so."""
+    """When each token came, as seen here; several at once if the server sends them so, all if it does not stream."""
     end_s: float | None = None
     finish_reason: str | None = None
     stop_reason: Any = None
@@ -59,53 +61,64 @@ async def play(
 ) -> list[Reply]:
     """Make all calls, each when it is due; the replies in the order of the calls."""
     replies = [Reply(call) for call in calls]
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=timeout_s) as client:
+    async with aiohttp.ClientSession(
+        base_url=url,
+        connector=aiohttp.TCPConnector(limit=0),
+        timeout=aiohttp.ClientTimeout(total=timeout_s),
+    ) as client:
         start = time.perf_counter()
         await asyncio.gather(*(_make(client, model, reply, start) for reply in replies))
     return replies
 
 
-async def _make(client: httpx.AsyncClient, model: str, reply: Reply, start: float) -> None:
+async def _make(client: aiohttp.ClientSession, model: str, reply: Reply, start: float) -> None:
     call = reply.call
     await asyncio.sleep(max(0.0, start + call.due_s - time.perf_counter()))
     reply.sent_s = time.perf_counter() - start
     try:
-        if call.leave_after_s is None:
-            await _stream(client, model, reply, start)
-        else:
-            async with asyncio.timeout(call.leave_after_s):
-                await _stream(client, model, reply, start)
+        async with asyncio.timeout(call.leave_after_s):
+            await _post(client, _body(model, call), reply, start)
     except TimeoutError:
         reply.error = "left"
-    except httpx.HTTPError as error:
+    except aiohttp.ClientError as error:
         reply.error = f"{type(error).__name__}: {error}"
 
 
-async def _stream(client: httpx.AsyncClient, model: str, reply: Reply, start: float) -> None:
-    call = reply.call
+def _body(model: str, call: Call) -> dict[str, Any]:
     extra = call.extra | ({"tier": call.tier} if call.tier is not None else {})
-    body = {
+    body: dict[str, Any] = {
         "model": model,
         "prompt": call.prompt,
         "max_tokens": call.max_tokens,
         "ignore_eos": True,
         "temperature": 0.0,
-        "stream": True,
-        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-        **({"vllm_xargs": extra} if extra else {}),
-        **call.body,
     }
-    async with client.stream("POST", "/v1/completions", json=body) as answer:
-        reply.status = answer.status_code
+    if call.stream:
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        body |= {"stream": True, "stream_options": options}
+    if extra:
+        body["vllm_xargs"] = extra
+    return body | call.body
+
+
+async def _post(
+    client: aiohttp.ClientSession, body: dict[str, Any], reply: Reply, start: float
+) -> None:
+    async with client.post("/v1/completions", json=body) as answer:
+        reply.status = answer.status
         if reply.status != 200:
-            reply.error = (await answer.aread()).decode("utf-8", "replace")
+            reply.error = await answer.text()
             return
-        async for line in answer.aiter_lines():
-            if not line.startswith("data: "):
+        if not body.get("stream"):
+            content = await answer.json()
+            reply.end_s = time.perf_counter() - start
+            _take(reply, content, reply.end_s)
+            return
+        async for line in answer.content:
+            if not line.startswith(b"data: "):
                 continue
             now = time.perf_counter() - start
-            if line == "data: [DONE]":
+            if line.startswith(b"data: [DONE]"):
                 reply.end_s = now
                 break
             _take(reply, json.loads(line[6:]), now)

@@ -191,7 +191,7 @@ def test_a_run_needs_the_base_dependencies_only():
     run = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout)["totals"]["offered"] == 20
-    assert {"pandas", "optuna", "streamlit", "httpx", "ray"} <= blocked
+    assert {"pandas", "optuna", "streamlit", "aiohttp", "ray"} <= blocked
 
 
 def test_packages_are_listed():

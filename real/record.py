@@ -1,0 +1,107 @@
+"""Write down every step of a running engine: what was in it and how long it took.
+
+For `--scheduler-cls real.record.make_recording_scheduler`, with `"record": FILE` beside the policy in
+additional_config. One JSON object a line: `step` rows, and `first` rows with the time from a request's arrival to its
+first token as the scheduler sees it. Synchronous scheduling only, where a step's duration is the time until the next one begins.
+"""
+
+import json
+import time
+from typing import Any
+
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from real.hints import CONFIG_KEY
+from real.scheduler import PolicyScheduler
+from real.vllm_names import check_version
+
+FLUSH_EVERY = 64
+
+
+class Recording:
+    """Mixed in front of a scheduler."""
+
+    def __init__(self, vllm_config: Any, **kwargs: Any) -> None:
+        super().__init__(vllm_config=vllm_config, **kwargs)
+        path = vllm_config.additional_config[CONFIG_KEY]["record"]
+        self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - as long as the engine lives
+        self._row: dict[str, Any] | None = None
+        self._rows = 0
+        self._seen: set[str] = set()
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """Schedule, and note what the step holds. A step ends when the next one is planned."""
+        now = time.monotonic()
+        self._end_row(now)
+        planned = super().schedule(*args, **kwargs)
+        if planned.num_scheduled_tokens:
+            self._row = {"kind": "step", "start_s": now, **self._content(planned)}
+        return planned
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        """Take in the results, and note when requests got their first token."""
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        for group in outputs.values():
+            for result in group.outputs:
+                if result.new_token_ids and result.request_id not in self._seen:
+                    request = self.requests.get(result.request_id)
+                    if request is None:
+                        continue
+                    self._seen.add(result.request_id)
+                    row = {"kind": "first", "ttft_s": time.time() - request.arrival_time}
+                    self._write(row)
+        if not self.has_unfinished_requests():
+            self._end_row(time.monotonic())
+            self._file.flush()
+        return outputs
+
+    def _content(self, planned: Any) -> dict[str, int]:
+        tokens = pairs = decodes = context = 0
+        for rid, n in planned.num_scheduled_tokens.items():
+            request = self.requests[rid]
+            before = request.num_computed_tokens - n
+            tokens += n
+            if n == 1 and before >= request.num_prompt_tokens:
+                decodes += 1
+                context += before + 1
+            else:
+                pairs += n * before + n * (n + 1) // 2
+        return {
+            "tokens": tokens,
+            "seqs": len(planned.num_scheduled_tokens),
+            "decodes": decodes,
+            "context": context,
+            "pairs": pairs,
+        }
+
+    def _end_row(self, now: float) -> None:
+        if self._row is not None:
+            self._row["duration_s"] = now - self._row["start_s"]
+            self._write(self._row)
+            self._row = None
+
+    def _write(self, row: dict[str, Any]) -> None:
+        self._file.write(json.dumps(row) + "\n")
+        self._rows += 1
+        if self._rows % FLUSH_EVERY == 0:
+            self._file.flush()
+
+
+class RecordingScheduler(Recording, Scheduler):
+    """vLLM's own scheduler, recorded."""
+
+
+class RecordingPolicyScheduler(Recording, PolicyScheduler):
+    """Ours, recorded."""
+
+
+def make_recording_scheduler(vllm_config: Any, **kwargs: Any) -> Any:
+    """The factory. Raises RuntimeError under a vLLM it does not know, and with async scheduling."""
+    check_version()
+    if vllm_config.scheduler_config.async_scheduling:
+        raise RuntimeError("steps are recorded with --no-async-scheduling only")
+    settings = vllm_config.additional_config[CONFIG_KEY]
+    policy = settings.get("policy")
+    return (RecordingScheduler if policy is None else RecordingPolicyScheduler)(
+        vllm_config, **kwargs
+    )
