@@ -25,9 +25,12 @@ class Step:
         "admitted",
         "again",
         "decode_context",
+        "discarded",
         "duration_ps",
         "is_whole",
+        "limit",
         "named_all",
+        "num_again",
         "num_decodes",
         "num_sampled",
         "num_seqs",
@@ -37,6 +40,7 @@ class Step:
         "prefill_pairs",
         "sampled",
         "scheduled",
+        "victims",
     )
 
     def __init__(self) -> None:
@@ -65,11 +69,19 @@ class Step:
         """Whether `scheduled` lists everything; a fast core leaves out what goes on as ever."""
         self.named_all = True
         """Whether it did when the step was planned, those that have ended since included."""
-        self.duration_ps = 0
-        """Filled in by who knows how long steps take."""
         self.num_decodes = 0
         self.decode_context = 0
         """Keys attended to by all decodes together."""
+        self.duration_ps = 0
+        """Filled in by who knows how long steps take; so is what follows, by who measures."""
+        self.limit = "compute"
+        """What kept requests from going faster."""
+        self.victims: Sequence[Any] = ()
+        """Whom it preempted."""
+        self.num_again = 0
+        """Tokens that were computed before."""
+        self.discarded = 0
+        """Tokens of requests that ended after it was planned."""
 
 
 class Output:
@@ -195,7 +207,7 @@ class EngineCore:
             request = self.requests[job.rid]
             self.abort(request, now, reason)
             step.aborted.append((request, reason))
-        return [self.requests[job.rid] for job in plan.preempt]
+        return [self.requests[job.rid] for job in plan.preempt] if plan.preempt else []
 
     def _schedule(self, step: Step, victims: list[EngineRequest], now: float) -> None:
         for request in victims:

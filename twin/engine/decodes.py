@@ -20,13 +20,12 @@ class Decodes:
         self.ends: dict[int, list[EngineRequest]] = {}
         """Plan -> members, resting ones included, that get their last token from it."""
         self._end_heap: list[int] = []
-        self._takers = [0] * block_size
+        self.number = 0
+        """Of members."""
+        self.takers = [0] * block_size
         """Plan modulo block size -> members that need a block in it."""
         self._sum_base = 0
         self._resting_computed = 0
-
-    def __len__(self) -> int:
-        return len(self.members)
 
     def join(self, request: EngineRequest, plan: int, end: int) -> None:
         """`request` computes one token in each plan after `plan`; its last token comes from plan `end`."""
@@ -36,12 +35,13 @@ class Decodes:
         request.join_plan = plan
         request.end_plan = end
         self.members[request] = None
+        self.number += 1
         if end in self.ends:
             self.ends[end].append(request)
         else:
             self.ends[end] = [request]
             heapq.heappush(self._end_heap, end)
-        self._takers[(1 - base) % self._block_size] += 1
+        self.takers[(1 - base) % self._block_size] += 1
         self._sum_base += base
 
     def rest(self, request: EngineRequest) -> None:
@@ -63,16 +63,17 @@ class Decodes:
 
     def _drop(self, request: EngineRequest) -> None:
         del self.members[request]
-        self._takers[(1 - request.base) % self._block_size] -= 1
+        self.number -= 1
+        self.takers[(1 - request.base) % self._block_size] -= 1
         self._sum_base -= request.base
 
     def context(self, plan: int) -> int:
         """Keys attended to by all members together in plan `plan`."""
-        return self._sum_base + plan * len(self.members)
+        return self._sum_base + plan * self.number
 
     def computed(self, plan: int) -> int:
         """Tokens that all members, resting ones included, have computed after plan `plan`."""
-        return self._sum_base + plan * len(self.members) + self._resting_computed
+        return self._sum_base + plan * self.number + self._resting_computed
 
     def everybody(self) -> list[EngineRequest]:
         """Members and resting ones."""
@@ -89,14 +90,14 @@ class Decodes:
 
     def takes(self, plan: int) -> int:
         """Blocks that plan `plan` needs."""
-        return self._takers[plan % self._block_size]
+        return self.takers[plan % self._block_size]
 
     def cycle(self, plan: int, plans: int) -> Iterator[tuple[int, int]]:
         """(i, blocks) for those of the first `plans` plans from `plan` on, counted from 0, that need any.
 
         No more than a block size of them: the rest repeats these.
         """
-        size, takers = self._block_size, self._takers
+        size, takers = self._block_size, self.takers
         for i in range(min(plans, size)):
             blocks = takers[(plan + i) % size]
             if blocks:
@@ -105,10 +106,10 @@ class Decodes:
     def plans_within(self, plan: int, plans: int, free_blocks: int) -> int:
         """How many of the `plans` plans from `plan` on find the blocks they need among `free_blocks`."""
         size = self._block_size
-        if len(self.members) * -(-plans // size) <= free_blocks:
+        if self.number * -(-plans // size) <= free_blocks:
             return plans
         for k in range(plans):
-            free_blocks -= self._takers[(plan + k) % size]
+            free_blocks -= self.takers[(plan + k) % size]
             if free_blocks < 0:
                 return k
         return plans

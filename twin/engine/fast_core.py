@@ -25,6 +25,8 @@ class FastCore(EngineCore):
     def __init__(self, config: EngineConfig, policy: Any = None) -> None:
         super().__init__(config, policy)
         self.decodes = Decodes(config.block_size)
+        self._budget = config.token_budget
+        self._is_async = config.async_scheduling
         self.in_flight: deque[Step] = deque()
         """Steps planned whose results are not in, oldest first."""
         self.planned = 0
@@ -33,6 +35,9 @@ class FastCore(EngineCore):
         self.is_fast = True
         self.budget_left = 0
         """Tokens the last plan could have computed beside those it does."""
+        self.going_on = Step()
+        """Stands for a step of members only that runs, if it was planned in passing."""
+        self.going_on.is_whole = self.going_on.named_all = False
         self._partial: list[EngineRequest] = []  # running, known tokens not computed to their end
         self._stale: set[EngineRequest] = set()  # preempted with results in flight
         self.first_tokens: deque[tuple[int, EngineRequest]] = deque()
@@ -67,7 +72,8 @@ class FastCore(EngineCore):
         """Plan the next step at the instant `now` (seconds)."""
         step = Step()
         victims = self._begin_step(step, now)
-        self._limit = self._chunk_limit()
+        if self.config.long_prefill_token_threshold:
+            self._limit = self._chunk_limit()
         if not self.is_fast:
             self._try_fast()
         if self.is_fast and (victims or not self._all_fit()):
@@ -85,13 +91,13 @@ class FastCore(EngineCore):
     def _all_fit(self) -> bool:
         """Whether tokens and blocks suffice for every running request, so that their order says nothing."""
         plan, decodes = self.planned + 1, self.decodes
-        tokens = len(decodes)
-        blocks = decodes.takes(plan)
+        tokens = decodes.number
+        blocks = decodes.takers[plan % self.config.block_size]
         for request in self._partial:
             num_new = self._chunk(request)
             tokens += num_new
             blocks += self._blocks_missing(request, request.num_computed_tokens + num_new)
-        return tokens <= self.config.token_budget and blocks <= self.pool.num_free
+        return tokens <= self._budget and blocks <= self.pool.num_free
 
     def _chunk(self, request: EngineRequest) -> int:
         num_new = request.num_tokens - request.num_computed_tokens
@@ -101,16 +107,21 @@ class FastCore(EngineCore):
         """Everybody that runs goes on; then admit as ever."""
         plan, decodes = self.planned + 1, self.decodes
         self._at_plan = plan
-        self._rest(plan)
-        self._take_blocks(decodes.takes(plan))
-        budget = self.config.token_budget - len(decodes)
+        if self._is_async and plan - 1 in decodes.ends:
+            self._rest(plan)
+        blocks = decodes.takers[plan % self.config.block_size]
+        if blocks:
+            self._take_blocks(blocks)
+        number = decodes.number
+        budget = self._budget - number
         if self._partial:
             budget -= self._go_on(step)
         if len(self.waiting):
             self._schedule_waiting(step, now, budget)
-        self._account(step)
+        if step.scheduled:
+            self._account(step)
         self._add_decodes(step, plan)
-        self.budget_left = self.config.token_budget - step.num_tokens
+        self.budget_left = self._budget - step.num_tokens
         for request in step.scheduled:
             if request in step.sampled:
                 self._join(request, plan)
@@ -119,10 +130,9 @@ class FastCore(EngineCore):
 
     def _rest(self, plan: int) -> None:
         """With async scheduling, who is sure to get the last token allowed from the step in flight is not planned."""
-        if self.config.async_scheduling:
-            for request in self.decodes.ends.get(plan - 1, ()):
-                if request in self.decodes.members and _ends_by_length(request):
-                    self.decodes.rest(request)
+        for request in self.decodes.ends[plan - 1]:
+            if request in self.decodes.members and _ends_by_length(request):
+                self.decodes.rest(request)
 
     def _go_on(self, step: Step) -> int:
         """Compute more of the prompts that run, in running order; returns their tokens."""
@@ -138,9 +148,8 @@ class FastCore(EngineCore):
 
     def _take_blocks(self, count: int) -> None:
         """The members take so many blocks; which of them has which is told when one is written out."""
-        if count:
-            self.pool.take(count)
-            self.held_blocks += count
+        self.pool.take(count)
+        self.held_blocks += count
 
     def _order(self, request: EngineRequest) -> Any:
         """Place in the running list."""
@@ -149,7 +158,7 @@ class FastCore(EngineCore):
         return self.policy.run_key(request.job)
 
     def _add_decodes(self, step: Step, plan: int) -> None:
-        number = len(self.decodes)
+        number = self.decodes.number
         step.num_tokens += number
         step.num_seqs += number
         step.num_sampled += number
@@ -179,14 +188,14 @@ class FastCore(EngineCore):
         The last of them may leave out members that get their last token from the step before (async scheduling).
         """
         decodes, waiting, config = self.decodes, self.waiting, self.config
-        if not self.is_fast or self._partial or not len(decodes):
+        if not self.is_fast or self._partial or not decodes.number:
             return 0
         first_end = decodes.first_end()
         assert first_end is not None
         plans = first_end - self.known - 1
         if plans <= 0:
             return 0
-        if self.policy.may_admit() if self.policy is not None else waiting:
+        if len(waiting) and (self.policy is None or self.policy.may_admit()):
             if not self._stays_blocked():
                 return 0
             if config.async_scheduling and self.planned + plans > first_end:
@@ -202,7 +211,7 @@ class FastCore(EngineCore):
     def _all_rest(self, plan: int) -> bool:
         """Whether the plan after `plan` has no member left."""
         ending = self.decodes.ends[plan]
-        return len(ending) == len(self.decodes) and all(map(_ends_by_length, ending))
+        return len(ending) == self.decodes.number and all(map(_ends_by_length, ending))
 
     def _stays_blocked(self) -> bool:
         """Whether nothing of what waits can be admitted while the same decodes go on."""
@@ -211,7 +220,7 @@ class FastCore(EngineCore):
             return False  # the policy may plan a preemption now
         if len(self.running_requests) >= self.config.active_limit:
             return True
-        if len(self.decodes) >= self.config.token_budget:
+        if self.decodes.number >= self._budget:
             return True
         if self.budget_left <= 0 or not self.config.enable_chunked_prefill:
             return False
@@ -236,30 +245,31 @@ class FastCore(EngineCore):
         caller.
         """
         decodes, size = self.decodes, self.config.block_size
-        number = len(decodes)
-        if number < self.config.token_budget:
+        number = decodes.number
+        if len(self.waiting) and number < self._budget:
             bool(self.waiting)  # each of the plans looks; the policy counts whom a cap stops
         before, last = plans - 1, self.planned + plans
         taken, total = [], 0
         for i, blocks in decodes.cycle(self.planned + 1, before):
             taken.append((i + 1, blocks))
             total += blocks * ((before - i - 1) // size + 1)
-        self._rest(last)
-        blocks = decodes.takes(last)
+        if self._is_async and last - 1 in decodes.ends:
+            self._rest(last)
+        blocks = decodes.takers[last % size]
         if blocks:
             taken.append((plans, blocks))
-        self._take_blocks(total + blocks)
+        if taken:
+            self._take_blocks(total + blocks)
         self.planned = self._at_plan = last
-        depth = len(self.in_flight)
-        for _ in range(min(plans, depth)):
+        in_flight = self.in_flight
+        self.drop_oldest()
+        if in_flight and plans > 1:
             self.drop_oldest()
-        while len(self.in_flight) < depth:
-            step = Step()
-            step.is_whole = step.named_all = False
-            step.num_tokens = step.num_decodes = number
-            self.in_flight.append(step)
-        step.num_tokens = step.num_decodes = 0
+            in_flight.append(self.going_on)
+        step = Step()
+        step.is_whole = step.named_all = False
         self._add_decodes(step, last)
+        in_flight.append(step)
         return taken
 
     def drop_oldest(self) -> Step:
@@ -462,7 +472,7 @@ class FastCore(EngineCore):
                 ready.append(request)
             else:
                 partial.append(request)
-        if len(decodes) + len(ready) + sum(map(self._chunk, partial)) > self.config.token_budget:
+        if len(decodes) + len(ready) + sum(map(self._chunk, partial)) > self._budget:
             return
         for request in decodes:
             if request.num_tokens == request.num_prompt_tokens:

@@ -98,7 +98,7 @@ class FastReplica(Replica):
         runs = [(1, step.duration_ps, 0) for step in core.in_flight]
         plans = core.regular_plans()
         if plans:
-            number = len(core.decodes)
+            number = core.decodes.number
             context = core.decodes.context(core.planned + 1)
             runs += self._step_time.decode_runs(number, number, number, number, context, plans)
         self._jump = jump = Jump(now_ps, runs)
@@ -192,13 +192,14 @@ class FastReplica(Replica):
         jump.write_ends(ends, steps)
         first_ps, last_ps, next_ps = ends[begun], ends[-1], jump.end(steps + 1)
         explicit = core.in_flight[1] if len(core.in_flight) > 1 else None
-        number = len(core.decodes)
+        number = core.decodes.number
         taken = core.make_regular(steps)
         self._note_regular(steps, begun, number, taken)
         core.known += steps
 
         # As many steps began, `explicit` first.
-        limit = meter.plans_decodes(number, first_ps)
+        going_on = core.going_on
+        going_on.num_tokens, going_on.limit = number, meter.plans_decodes(number, first_ps)
         alike = steps
         if explicit is not None:
             if explicit.admitted:
@@ -206,9 +207,9 @@ class FastReplica(Replica):
             second_ps = next_ps if steps == 1 else ends[begun + 1]
             self._begins(explicit, second_ps - first_ps, first_ps)
             alike, first_ps = steps - 1, second_ps
-            ahead = core.in_flight[-1].num_tokens
-            if ahead != number:
-                meter.plans_decodes(ahead, last_ps)
+            ahead = core.in_flight[-1]
+            if ahead.num_tokens != number:
+                meter.plans_decodes(ahead.num_tokens, last_ps)
             meter.plan_ahead(ahead)
         if alike:
             stats, size = self._stats, self._step_time.padded[number]
@@ -218,7 +219,7 @@ class FastReplica(Replica):
             stats.busy_ps += next_ps - first_ps
             if self._counted_from is not None:
                 self._sizes.extend(repeat(size, alike))
-            meter.decodes_begin(limit, number, size, alike, next_ps - first_ps, last_ps, next_ps)
+            meter.decodes_begin(going_on, size, alike, next_ps - first_ps, last_ps, next_ps)
         if core.first_tokens:
             self._tell_first_tokens()
 
@@ -227,18 +228,22 @@ class FastReplica(Replica):
     ) -> None:
         """Blocks and slots after that many plans of `number` tokens, of which plan i took `taken` blocks at its end."""
         core, ends, size = self._core, self._timeline.ends_ps, self._config.block_size
-        block_ps = 0
+        blocks_ps = 0
         for i, blocks in taken:
             if i < steps:
-                block_ps += blocks * sum(ends[begun + i - 1 : begun + steps - 1 : size])
+                blocks_ps += blocks * sum(ends[begun + i - 1 : begun + steps - 1 : size])
             else:
-                block_ps += blocks * ends[-1]
+                blocks_ps += blocks * ends[-1]
         # Each plan fills a slot for each member; the last one may have left some members out.
-        filled_ps = number * sum(ends[begun:]) - (number - len(core.decodes)) * ends[-1]
-        self._used_changes_ps += block_ps
-        self._empty_changes_ps += size * block_ps - filled_ps
-        self._used = core.pool.num_usable - core.pool.num_free
-        self._empty = core.empty_slots()
+        filled_ps = number * (ends[-1] if steps == 1 else sum(ends[begun:]))
+        left_out = number - core.decodes.number
+        if left_out:
+            filled_ps -= left_out * ends[-1]
+        used = core.pool.num_usable - core.pool.num_free
+        self._used_changes_ps += blocks_ps
+        self._empty_changes_ps += size * blocks_ps - filled_ps
+        self._empty += size * (used - self._used) - steps * number + left_out
+        self._used = used
 
     def _tell_first_tokens(self) -> None:
         core = self._core

@@ -105,7 +105,7 @@ class Life:
                 last -= own.pop()
             if last > finish_ps:
                 first = None
-        gaps = self.itl_ps
+        gaps = self.itl_ps if isinstance(self.itl_ps, StepGaps) else self.own_gaps()
         if finish_ps is not None:
             self._end_stall(finish_ps)
         request, engine = self.request, self.engine

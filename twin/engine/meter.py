@@ -17,21 +17,6 @@ from twin.metrics.events import Event, Listener
 from twin.scheduling import Policy
 
 
-class _Plan:
-    """What is known of a step when it is planned and needed when it begins."""
-
-    __slots__ = ("again", "discarded", "limit", "tokens", "victims")
-
-    def __init__(self, limit: str, tokens: int, victims: Sequence[Life], again: int) -> None:
-        self.limit = limit
-        self.tokens = tokens
-        self.victims = victims
-        self.again = again
-        """Tokens that were computed before."""
-        self.discarded = 0
-        """Tokens of requests that ended after it was planned."""
-
-
 class Meter:
     """Of one engine. `lives` are the requests inside, kept by the replica."""
 
@@ -58,9 +43,9 @@ class Meter:
         self.step_end_ps = 0
         """When the step that runs, or ran last, is over."""
         self._step_ps = 0
-        self._step: _Plan | None = None
+        self._step: Step | None = None
         self._size = 0
-        self._plans: deque[_Plan] = deque()  # of steps that have not begun
+        self._plans: deque[Step] = deque()  # that have not begun
         self._recomputed_tokens = 0
         self._lost: list[
             tuple[EngineRequest, dict[str, Any]]
@@ -82,6 +67,7 @@ class Meter:
         self._yielding: dict[Hashable, int] = {}  # running requests that may give way -> rank
         self._yielding_of = [0] * (max(ranks.values(), default=0) + 1)  # how many, by rank
         self._waits = WaitEstimate(ranks, holds_ps)
+        self._has_started = False  # somebody has, since the queue was last empty
         core.on_preempt = self._preempted
 
     # --- a request ------------------------------------------------------------------------
@@ -160,20 +146,28 @@ class Meter:
             tokens = self._unqueue(life)
             if tokens:  # for the first time
                 self._waits.start(tier, tokens, now_ps)
+                self._has_started = True
                 self._tell_promotion(life, now_ps)
-        self.limit = "kv" if step.preempted else self._limit_under(step.num_tokens)
-        self._waits.planned(self.limit in QUEUEING, now_ps)
+        self.limit = step.limit = "kv" if step.preempted else self._limit_under(step.num_tokens)
+        if self._has_started:
+            self._note_queue(now_ps)
         victims: Sequence[Life] = ()
         if self._lost:
             victims = [self._lives[request.rid] for request, _ in self._lost]
             self._tell_preemptions(step, now_ps)
         if step.num_tokens:
-            again = core.recomputed_tokens - self._recomputed_tokens
-            self._plans.append(_Plan(self.limit, step.num_tokens, victims, again))
+            step.victims = victims
+            step.num_again = core.recomputed_tokens - self._recomputed_tokens
+            self._plans.append(step)
         else:
             for life in victims:
                 life.stalled_since_ps = max(now_ps, self.step_end_ps)
         self._recomputed_tokens = core.recomputed_tokens
+
+    def _note_queue(self, now_ps: int) -> None:
+        """Tell the estimate once when the queue has emptied."""
+        self._has_started = self.limit in QUEUEING
+        self._waits.planned(self._has_started, now_ps)
 
     def _limit_under(self, tokens: int) -> str:
         """What keeps requests from going faster under a plan of so many tokens that preempts nobody."""
@@ -193,23 +187,23 @@ class Meter:
 
     def begins(self, step: Step, size: int, duration_ps: int, now_ps: int) -> None:
         """The oldest planned step begins and takes `duration_ps`; with padding it computes `size` tokens."""
-        plan = self._plans.popleft()
-        for life in plan.victims:
+        self._plans.popleft()
+        for life in step.victims:
             life.stalled_since_ps = now_ps
         if self._counts_work:
-            known = 0 if step.named_all else plan.discarded
-            plan.discarded = known + self._share_work(step, size, duration_ps)
-        self._step, self._size, self._step_ps = plan, size, duration_ps
+            known = 0 if step.named_all else step.discarded
+            step.discarded = known + self._share_work(step, size, duration_ps)
+        self._step, self._size, self._step_ps = step, size, duration_ps
         self.step_end_ps = now_ps + duration_ps
         self.decode_tokens += step.num_decodes
-        self._take_time(plan, size, duration_ps)
+        self._take_time(step, size, duration_ps)
 
-    def _take_time(self, plan: _Plan, size: int, duration_ps: int) -> None:
-        self.time.ran(plan.limit, plan.tokens, size, duration_ps)
-        if plan.again:
-            add(self.time.recomputed, size, plan.again, duration_ps)
-        if plan.discarded:
-            add(self.time.wasted, size, plan.discarded, duration_ps)
+    def _take_time(self, step: Step, size: int, duration_ps: int) -> None:
+        self.time.ran(step.limit, step.num_tokens, size, duration_ps)
+        if step.num_again:
+            add(self.time.recomputed, size, step.num_again, duration_ps)
+        if step.discarded:
+            add(self.time.wasted, size, step.discarded, duration_ps)
 
     def _share_work(self, step: Step, size: int, duration_ps: int) -> int:
         """Note for each request its part of the step; returns the tokens of those that have ended."""
@@ -227,29 +221,25 @@ class Meter:
     def plans_decodes(self, tokens: int, now_ps: int) -> str:
         """Plans of so many decodes and nothing else are made from `now_ps` on; returns what limits them."""
         self.limit = limit = self._limit_under(tokens)
-        self._waits.planned(limit in QUEUEING, now_ps)
+        if self._has_started:
+            self._note_queue(now_ps)
         return limit
 
-    def plan_ahead(self, tokens: int) -> None:
-        """The last of these plans will begin later."""
-        self._plans.append(_Plan(self.limit, tokens, (), 0))
+    def plan_ahead(self, step: Step) -> None:
+        """The last of these plans: it will begin later."""
+        step.limit = self.limit
+        self._plans.append(step)
 
     def decodes_begin(
-        self,
-        limit: str,
-        tokens: int,
-        size: int,
-        steps: int,
-        total_ps: int,
-        last_ps: int,
-        end_ps: int,
+        self, step: Step, size: int, steps: int, total_ps: int, last_ps: int, end_ps: int
     ) -> None:
-        """As many steps of such plans begin, each when the one before is over.
+        """As many steps of such plans as `step` begin, each when the one before is over.
 
         They take `total_ps` in all, the last one from `last_ps` to `end_ps`; each computes `size` tokens, padded.
         """
-        self.time.ran(limit, tokens, size, total_ps)
-        self._step, self._size = _Plan(limit, tokens, (), 0), size
+        tokens = step.num_tokens
+        self.time.ran(step.limit, tokens, size, total_ps)
+        self._step, self._size = step, size
         self._step_ps, self.step_end_ps = end_ps - last_ps, end_ps
         self.decode_tokens += steps * tokens
 

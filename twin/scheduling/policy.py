@@ -62,6 +62,9 @@ class Policy:
         self._promotions: list[tuple[float, int, Entry]] = []
         self._returned: list[Entry] = []  # preempted in this step
         self._planned: set[Hashable] = set()
+        self._ready_of = [0] * len(self._orders)  # jobs in the queues of a rank
+        self._num_held = 0
+        self._nothing = Plan()
         self._submitted = 0
         self._step = 0
         self.is_settled = True
@@ -95,6 +98,7 @@ class Policy:
             statistics.present["ready"] += 1
         else:
             statistics.present["held"] += 1
+            self._num_held += 1
             hold.add(entry, now, self.pressure)
             self._note(entry, now, "held", "until %.6f or a full batch", hold.release_at)
 
@@ -102,6 +106,7 @@ class Policy:
         """The host took the job off the queue."""
         entry = self._entries[job.rid]
         self._ready[entry.rank][entry.tier].remove(entry.key)
+        self._ready_of[entry.rank] -= 1
         entry.undo = (entry.waited, entry.waiting_since, entry.promote_at, entry.started)
         if not entry.started:
             self._statistics[entry.tier].starts += 1
@@ -187,20 +192,25 @@ class Policy:
     def begin_step(self, now: float, host: Host) -> Plan:
         """A step begins at `now`: who is aborted, who is preempted. Also releases and promotes what is due."""
         self._step += 1
-        self._planned = set()
-        self._fair.begin_step()
-        for entry in self._returned:
-            entry.blocked = False
-            self._queue(entry)
-        self._returned = []
-        abort = self._due_aborts(now)
-        self._promote(now)
-        self._release(now)
+        if self._planned:
+            self._planned = set()
+        if self._uses_fair:
+            self._fair.begin_step()
+        if self._returned:
+            for entry in self._returned:
+                entry.blocked = False
+                self._queue(entry)
+            self._returned = []
+        abort = self._due_aborts(now) if self._deadlines else []
+        if self._promotions:
+            self._promote(now)
+        if self._num_held:
+            self._release(now)
         preempt = self._plan_preemptions(host, abort)
         self._head_known = False
         if self._log.logs:
             self._note_waiting(now, host)
-        return Plan(abort, preempt)
+        return Plan(abort, preempt) if abort or preempt else self._nothing
 
     def head(self, now: float) -> Job | None:
         """The job to admit next, None if there is none; the same until something changes."""
@@ -226,7 +236,7 @@ class Policy:
         if self._returned:
             return now
         wake = math.inf
-        for hold in self._holds:
+        for hold in self._holds if self._num_held else ():
             if hold is not None and len(hold):
                 wake = min(wake, now if hold.is_due(now) else hold.release_at)
         while self._deadlines and not self._is_pending(*self._deadlines[0][2:]):
@@ -322,6 +332,7 @@ class Policy:
     def _put(self, entry: Entry) -> None:
         """A ready job enters the queue of its rank, with the keys it has."""
         self._ready[entry.rank][entry.tier].add(entry.key, entry)
+        self._ready_of[entry.rank] += 1
         if entry.rank > 0 and entry.promote_at < math.inf:
             heapq.heappush(self._promotions, (entry.promote_at, entry.job.seq, entry))
         self._head_known = False
@@ -332,10 +343,12 @@ class Policy:
             hold = self._holds[entry.tier]
             assert hold is not None
             hold.remove(entry)
+            self._num_held -= 1
         elif entry.blocked:
             self._returned.remove(entry)
         else:
             self._ready[entry.rank][entry.tier].remove(entry.key)
+            self._ready_of[entry.rank] -= 1
         self._head_known = False
 
     def _move(self, entry: Entry, state: str) -> None:
@@ -356,8 +369,10 @@ class Policy:
     def _find_head(self) -> Entry | None:
         stopped: set[int] = set()
         self._capped = []
-        for queues in self._ready:
-            best: tuple[tuple[Any, ...], Entry] | None = None
+        best: tuple[tuple[Any, ...], Entry] | None = None
+        for queues, count in zip(self._ready, self._ready_of, strict=True):
+            if not count:
+                continue
             for tier, queue in enumerate(queues):
                 if not queue or tier in stopped:
                     continue
@@ -432,6 +447,7 @@ class Policy:
                 statistics.releases[reason] += 1
                 statistics.batch_jobs += len(batch)
                 statistics.largest_batch = max(statistics.largest_batch, len(batch))
+                self._num_held -= len(batch)
                 for entry in batch:
                     statistics.batch_tokens += entry.size
                     statistics.held_s += now - entry.job.arrival
@@ -463,7 +479,7 @@ class Policy:
     # --- preemption -----------------------------------------------------------------------
 
     def _plan_preemptions(self, host: Host, abort: list[tuple[Job, str]]) -> list[Job]:
-        best = next((rank for rank, queues in enumerate(self._ready) if any(queues)), None)
+        best = next((rank for rank, count in enumerate(self._ready_of) if count), None)
         self.is_settled = True
         if best is None or not any(self._preemptible[best + 1 :]):
             return []
