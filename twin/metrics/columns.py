@@ -22,6 +22,9 @@ Numbers: TypeAlias = npt.NDArray[np.int64]
 Rows: TypeAlias = npt.NDArray[np.int64]
 """Positions of some records of a block, ascending."""
 
+STEPS = 1 << 18
+"""Steps whose gaps are looked at together."""
+
 Name = TypeVar("Name")
 
 
@@ -65,7 +68,7 @@ class Columns:
 
     def __getitem__(self, name: str) -> Numbers:
         """A column by the name of the record's attribute."""
-        return self._rows[name].astype(np.int64)
+        return self._rows[name]
 
     @cached_property
     def completed(self) -> npt.NDArray[np.bool_]:
@@ -75,7 +78,7 @@ class Columns:
     def of_tiers(self) -> Iterator[tuple[str, Rows]]:
         """The tiers that have a record, with theirs."""
         column = self._rows["tier"]
-        for number in np.unique(column).tolist():
+        for number in _different(column):
             yield self.tiers[number], np.flatnonzero(column == number)
 
     def durations(self, latency: str) -> Durations:
@@ -111,7 +114,7 @@ class Columns:
         """Those of some records that have gaps, by timeline; None if their gaps are listed."""
         kept = rows[self._rows["itl_count"][rows] > 0]
         column = self._rows["itl_timeline"][kept]
-        for number in np.unique(column).tolist():
+        for number in _different(column):
             timeline = None if number == EXPLICIT else self._timelines[number]
             yield timeline, kept[column == number]
 
@@ -133,8 +136,8 @@ class Columns:
 
     def steps(self, timeline: Timeline, rows: Rows) -> tuple[Numbers, Numbers, Durations]:
         """(first, last, ends): request i has a token of each step first[i] to last[i], and step k ended at ends[k]."""
-        first: Numbers = self._rows["itl_start"][rows]
-        last = first + self._rows["itl_count"][rows]
+        first = self["itl_start"][rows]
+        last = first + self["itl_count"][rows]
         base, stop = int(first.min()), int(last.max()) + 1
         ends = np.frombuffer(timeline.ends_ps, dtype=np.int64)
         ends = ends[base - timeline.first : stop - timeline.first]
@@ -143,9 +146,8 @@ class Columns:
     def _mean_gaps(self) -> Durations:
         """To the nearest picosecond."""
         found = np.full(len(self), NONE, dtype=np.int64)
-        count = self["itl_count"]
         for timeline, rows in self.with_gaps(self.everybody):
-            n = count[rows]
+            n = self["itl_count"][rows]
             if timeline is None:
                 total = np.add.reduceat(self.listed(rows), _starts(n))
             else:
@@ -192,19 +194,32 @@ class _Gaps:
             if timeline is None:
                 yield columns.listed(rows), None
             else:
-                gaps, times, _ = gaps_of_steps(*columns.steps(timeline, rows))
-                yield gaps, times
+                for gaps, times, _ in gaps_of_steps(*columns.steps(timeline, rows)):
+                    yield gaps, times
 
 
 def gaps_of_steps(
     first: Numbers, last: Numbers, ends: Durations
-) -> tuple[Durations, Numbers, Numbers]:
-    """(gaps, how many requests had each, when it ended), from what `Columns.steps` gives, without what nobody had."""
-    size = len(ends) + 1
-    changes = np.bincount(first + 1, minlength=size) - np.bincount(last + 1, minlength=size)
-    had = changes.cumsum()[1:-1]
-    seen = np.flatnonzero(had)
-    return np.diff(ends)[seen], had[seen], ends[1:][seen]
+) -> Iterator[tuple[Durations, Numbers, Numbers]]:
+    """(gaps, how many requests had each, when it ended), from what `Columns.steps` gives, without what nobody had.
+
+    They come STEPS at a time, so that the steps of a long run are never in memory twice.
+    """
+    had = np.zeros(len(ends) + 1, dtype=np.int32)
+    np.add.at(had, first + 1, 1)
+    np.subtract.at(had, last + 1, 1)
+    np.cumsum(had, out=had)
+    for start in range(1, len(ends), STEPS):
+        own = had[start : min(start + STEPS, len(ends))].astype(np.int64)
+        seen = np.flatnonzero(own)
+        at = ends[start - 1 : start + STEPS]
+        yield np.diff(at)[seen], own[seen], at[1:][seen]
+
+
+def _different(column: Numbers) -> list[int]:
+    """The numbers (>= -1) that occur in a column, ascending."""
+    found: list[int] = (np.flatnonzero(np.bincount(column + 1)) - 1).tolist()
+    return found
 
 
 def _between(start_ps: Any, end_ps: Any) -> Durations:

@@ -125,41 +125,97 @@ def seconds_of(values_ps: Durations) -> npt.NDArray[np.float64]:
 
 
 FINE_BITS = 10
-"""Binary digits that tell apart the classes in which `pooled_stats` looks for a value."""
+"""Binary digits by which `pooled_stats` tells classes of values apart in its first pass, and by which more in each."""
+
+FEW = 1 << 20
+"""Values that may be in memory together."""
 
 
 def pooled_stats(parts: Callable[[], Parts]) -> Stats:
-    """`stats` of the values of all parts together, without having them in memory together.
+    """`stats` of the values (>= 0) of all parts together, without having them in memory together.
 
-    The first pass counts values by class, the second keeps those of the few classes in which a percentile lies.
+    The first pass counts values by class, further ones by finer classes within those in which a percentile lies, until
+    these hold few values; the last one looks at these.
     """
     counts = np.zeros(classes(FINE_BITS), dtype=np.int64)
     total = 0
     for values, weights in parts():
         counts += count_classes(values, weights, FINE_BITS)
         total += exact_sum(values, weights)
-    reached = counts.cumsum()
-    n = int(reached[-1])
+    n = int(counts.sum())
     if n == 0:
         return Stats(None, None, None, None, None, 0)
     lows = [_rank(q, n)[0] for q in PERCENTS]
     ranks = np.array(sorted({*lows, *(min(low + 1, n - 1) for low in lows)}))
-    homes = np.searchsorted(reached, ranks, "right")
-    wanted = np.zeros(len(counts), dtype=np.bool_)
-    wanted[homes] = True
-    kept, times = [], []
-    for values, weights in parts():
-        near = wanted[class_of(values, FINE_BITS)]
-        kept.append(values[near])
-        times.append(np.ones(len(kept[-1]), np.int64) if weights is None else weights[near])
-    values, weights = np.concatenate(kept), np.concatenate(times)
-    order = np.argsort(values)
-    # Ranks among what was kept: less by what lies in lower classes that were not.
-    left_out = np.where(wanted, 0, counts).cumsum()[homes]
-    at = np.searchsorted(weights[order].cumsum(), ranks - left_out, "right")
-    found = dict(zip(ranks.tolist(), values[order][at].tolist(), strict=True))
+    found = dict(zip(ranks.tolist(), _values_at(ranks, counts, parts), strict=True))
     p50, p90, p95, p99 = (_percentile(found.__getitem__, n, q) for q in PERCENTS)
     return Stats(total / (n * PS), p50, p90, p95, p99, count=n)
+
+
+def _values_at(ranks: Weights, counts: Weights, parts: Callable[[], Parts]) -> list[int]:
+    """The values of these ranks (ascending, from 0 on); `counts` tells how many values each class of FINE_BITS has."""
+    bits = FINE_BITS
+    names = np.arange(len(counts)) + (
+        (1023 << bits) - 1
+    )  # the leading bits of the floats in each class
+    names[0] = 0
+    homes, below, held = _homes(ranks, names, counts, counts.cumsum() - counts)
+    while held.sum() > FEW and bits + FINE_BITS <= 52:
+        bits += FINE_BITS
+        finer = np.zeros(len(homes) << FINE_BITS, dtype=np.int64)
+        for values, weights in parts():
+            home, inside = _home_of(values, homes, bits - FINE_BITS)
+            digits = _leading(values[inside], bits) & ((1 << FINE_BITS) - 1)
+            place = (home[inside] << FINE_BITS) + digits
+            times = None if weights is None else weights[inside]
+            finer += np.bincount(place, times, len(finer)).astype(np.int64, copy=False)
+        in_home = finer.reshape(len(homes), -1)
+        starts = in_home.cumsum(axis=1) - in_home + below[:, None]
+        names = (homes[:, None] << FINE_BITS) + np.arange(1 << FINE_BITS)
+        homes, below, held = _homes(ranks, names.ravel(), finer, starts.ravel())
+    kept = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+    for values, weights in parts():
+        _, inside = _home_of(values, homes, bits)
+        values = values[inside]
+        times = np.ones_like(values) if weights is None else weights[inside]
+        kept = _merged(np.concatenate((kept[0], values)), np.concatenate((kept[1], times)))
+    reached = kept[1].cumsum()
+    home = np.searchsorted(below, ranks, "right") - 1
+    # Ranks among what was kept: less by what lies below and was not.
+    skipped = below - (held.cumsum() - held)
+    places = np.searchsorted(reached, ranks - skipped[home], "right")
+    found: list[int] = kept[0][places].tolist()
+    return found
+
+
+def _merged(values: Durations, weights: Weights) -> tuple[Durations, Weights]:
+    """Each value once, in order."""
+    order = np.argsort(values)
+    values, weights = values[order], weights[order]
+    starts = np.flatnonzero(np.diff(values, prepend=-1))
+    return values[starts], np.add.reduceat(weights, starts) if len(starts) else weights
+
+
+def _homes(
+    ranks: Weights, names: Weights, counts: Weights, starts: Weights
+) -> tuple[Weights, Weights, Weights]:
+    """Of the classes in which the ranks lie: names, how many values are below each, how many it has."""
+    filled = np.flatnonzero(counts)
+    homes = filled[np.unique(np.searchsorted(starts[filled], ranks, "right") - 1)]
+    return names[homes], starts[homes], counts[homes]
+
+
+def _home_of(values: Durations, homes: Weights, bits: int) -> tuple[Weights, npt.NDArray[np.bool_]]:
+    """(position among `homes`, whether the value is of that class at all) by value."""
+    names = _leading(values, bits)
+    home = np.minimum(np.searchsorted(homes, names), len(homes) - 1)
+    return home, homes[home] == names
+
+
+def _leading(values: Durations, bits: int) -> Weights:
+    """The leading bits of each value (>= 0) as a float: its magnitude and `bits` digits, in the order of the values."""
+    found: Weights = values.astype(np.float64).view(np.int64) >> (52 - bits)
+    return found
 
 
 def class_of(values: Durations, bits: int) -> Durations:
@@ -167,9 +223,7 @@ def class_of(values: Durations, bits: int) -> Durations:
 
     Classes are numbered from 0 in the order of their values; 0 is a class of its own.
     """
-    # A float's own bits are its magnitude followed by its digits, and in order if it is not negative.
-    found: Durations = values.astype(np.float64).view(np.int64) >> (52 - bits)
-    return np.maximum(found - ((1023 << bits) - 1), 0)
+    return np.maximum(_leading(values, bits) - ((1023 << bits) - 1), 0)
 
 
 def classes(bits: int) -> int:

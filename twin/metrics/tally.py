@@ -158,5 +158,5 @@ class Tally:
 
 
 def _counted(column: Durations) -> dict[int, int]:
-    values, numbers = np.unique(column, return_counts=True)
-    return dict(zip(values.tolist(), numbers.tolist(), strict=True))
+    """How often each number (>= 0) occurs."""
+    return {value: times for value, times in enumerate(np.bincount(column).tolist()) if times}

@@ -219,9 +219,9 @@ def _gaps(block: Columns, rows: Rows) -> Iterator[Observed]:
     """Every gap between tokens when it ends, engine by engine."""
     for timeline, own in block.with_gaps(rows):
         if timeline is not None:
-            gaps, times, at_ps = gaps_of_steps(*block.steps(timeline, own))
-            engine = np.full(len(gaps), block["replica"][own[0]])
-            yield engine, seconds_of(gaps), at_ps, times
+            replica = block["replica"][own[0]]
+            for gaps, times, at_ps in gaps_of_steps(*block.steps(timeline, own)):
+                yield np.full(len(gaps), replica), seconds_of(gaps), at_ps, times
             continue
         gaps, count = block.listed(own), block["itl_count"][own]
         ends = gaps.cumsum()
