@@ -3,9 +3,9 @@
     python -m benchmarks.live_tiers [--policy tiered] [--runs 3] [--out FILE.json]
 
 24 OFFLINE requests come first, then ONLINE ones while slots and KV blocks are short. OFFLINE replies are not streamed:
-on a machine of few cores a client that reads thousands of small pieces takes them from the server. Needs vLLM and the simulator's
-dependencies in one environment; takes about four minutes. The twin's step times are fitted to steps of the same
-server, its TTFT gets the measured time that a request spends outside the scheduler.
+on a machine of few cores a client that reads thousands of small pieces takes them from the server. The twin's step
+times are fitted to steps of the same server, its TTFT gets the measured time that a request spends outside the
+scheduler. Needs vLLM and the simulator's dependencies in one environment; takes about five minutes.
 """
 
 import argparse
@@ -28,25 +28,25 @@ from twin.scenario import load_scenario
 from twin.simulation import simulate
 
 ENGINE = {
-    "version": "0.32.0", "max_num_seqs": 8, "max_num_batched_tokens": 2048, "max_model_len": 2048,
-    "block_size": 32, "num_gpu_blocks_override": 66, "async_scheduling": False, "enforce_eager": True,
+    "version": "0.32.0", "max_num_seqs": 3, "max_num_batched_tokens": 1024, "max_model_len": 1024,
+    "block_size": 32, "num_gpu_blocks_override": 41, "async_scheduling": False, "enforce_eager": True,
 }  # fmt: skip
 
 
 def traffic(seed: int) -> list[Call]:
     rng = random.Random(seed)
     calls = [
-        Call(0.0, text_of(rng.randint(150, 350), rng), 300, "OFFLINE", stream=False)
+        Call(0.0, text_of(rng.randint(150, 350), rng), 150, "OFFLINE", stream=False)
         for _ in range(24)
     ]
     due = 0.4
-    for _ in range(100):
-        due += rng.expovariate(10.0)
-        calls.append(Call(due, text_of(rng.randint(40, 90), rng), 24, "ONLINE"))
+    for _ in range(60):
+        due += rng.expovariate(3.0)
+        calls.append(Call(due, text_of(rng.randint(300, 500), rng), 60, "ONLINE"))
     return calls
 
 
-def scenario(folder: Path, policy: str, calls: list[Call], profile: Path):
+def scenario(folder: Path, policy: str, calls: list[Call], steps: Path):
     trace = folder / "traffic.jsonl"
     with trace.open("w") as file:
         for call in calls:
@@ -58,7 +58,7 @@ def scenario(folder: Path, policy: str, calls: list[Call], profile: Path):
     document = {
         "name": "live-tiers",
         "model": str(folder / "model"),
-        "hardware": {"gpu": "H100", "dtype": "float32", "step_time": str(profile)},
+        "hardware": {"gpu": "H100", "dtype": "float32", "step_time": str(steps)},
         "engine": ENGINE,
         "policy": policy,
         "traffic": [{"trace": str(trace)}],
@@ -85,7 +85,7 @@ def serving(loaded, folder: Path, record: Path | None = None):
     server.start({"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"})
     try:
         server.wait_until_up(say_to_stderr)
-        server.warm_up(NAME, 2048, say_to_stderr)
+        server.warm_up(NAME, ENGINE["max_model_len"], say_to_stderr)
         yield server
     finally:
         server.stop()
@@ -116,6 +116,28 @@ def live(server: Server, seed: int):
     )
 
 
+def measure(server: Server, record: Path, runs: int):
+    """Runs of the traffic, a calibration before each: the machine is not the same all the time."""
+    designed, outside, found = [], [], []
+    for seed in range(runs):
+        before = len(read_rows(record)[0])
+        calls = list(sweep(ENGINE["max_num_seqs"], ENGINE["max_model_len"], random.Random(seed)))
+        assert all(r.status == 200 for r in asyncio.run(play(server.url, NAME, calls)))
+        designed += read_rows(record)[0][before:]
+        lone = [Call(i * 0.1, text_of(64, random.Random(i)), 2) for i in range(20)]
+        seen = asyncio.run(play(server.url, NAME, lone))
+        steps, firsts = read_rows(record)
+        outside.append(median_gap([r.ttft_s for r in seen], firsts[-len(lone) :]))
+        found.append(live(server, seed))
+        own = read_rows(record)[0][len(steps) :]
+        found[-1]["longest_step_s"] = max(row["duration_s"] for row in own)
+    return found, fit_steps(designed, float(np.median(outside)))
+
+
+def profile(fit: Fit):
+    return profile_of(fit, "tiny", "cpu", ENGINE["version"], ENGINE["max_num_batched_tokens"], 64)
+
+
 def predicted(loaded, frontend_s: float):
     result = simulate(loaded, observe=False)
     records = list(result.records)
@@ -139,41 +161,19 @@ def main() -> None:
         write_tiny_model(folder / "model")
         guess = folder / "guess.json"
         flat = dict.fromkeys(("tokens", "decodes", "context", "pairs"), 1e-6)
-        guess.write_text(
-            json.dumps(
-                profile_of(Fit({"base": 1e-3, **flat}, 0, 0, 1, 0), "tiny", "cpu", "none", 2048, 64)
-            )
-        )
-        out: dict = {"runs": {}, "twin": {}}
-        record, policies = folder / "steps.jsonl", ["vllm-fcfs", args.policy]
+        guess.write_text(json.dumps(profile(Fit({"base": 1e-3, **flat}, 0, 0, 1, 0))))
+        out: dict = {"runs": {}, "twin": {}, "fit": {}}
+        policies = ["vllm-fcfs", args.policy]
         for policy in policies:
-            loaded = scenario(folder, policy, traffic(0), guess)
-            stock = policy == policies[0]
+            record, loaded = folder / f"{policy}.jsonl", scenario(folder, policy, traffic(0), guess)
             with serving(loaded, folder, record) as server:
-                if stock:
-                    calls = list(sweep(8, 2048, random.Random(7)))
-                    say_to_stderr(f"calibrating with {len(calls)} requests")
-                    replies = asyncio.run(play(server.url, NAME, calls))
-                    lone = [Call(i * 0.15, text_of(64, random.Random(i)), 2) for i in range(30)]
-                    seen = asyncio.run(play(server.url, NAME, lone))
-                    assert all(r.status == 200 for r in replies)
-                    steps, firsts = read_rows(record)
-                    frontend_s = median_gap([r.ttft_s for r in seen], firsts[-len(lone) :])
-                    fit = fit_steps(steps, frontend_s)
-                    out["fit"] = vars(fit)
-                    say_to_stderr(str(fit))
-                out["runs"][policy] = []
-                for seed in range(args.runs):
-                    before = len(read_rows(record)[0])
-                    found = live(server, seed)
-                    steps = read_rows(record)[0][before:]
-                    found["longest_step_s"] = max(row["duration_s"] for row in steps)
-                    out["runs"][policy].append(found)
-        profile = folder / "profile.json"
-        profile.write_text(json.dumps(profile_of(fit, "tiny", "cpu", "0.32.0", 2048, 64)))
-        for policy in policies:
+                found, fit = measure(server, record, args.runs)
+            out["runs"][policy], out["fit"][policy] = found, vars(fit)
+            say_to_stderr(json.dumps({policy: [found, vars(fit)]}))
+            fitted = folder / f"{policy}.json"
+            fitted.write_text(json.dumps(profile(fit)))
             out["twin"][policy] = [
-                predicted(scenario(folder, policy, traffic(seed), profile), fit.frontend_s)
+                predicted(scenario(folder, policy, traffic(seed), fitted), fit.frontend_s)
                 for seed in range(args.runs)
             ]
     stock, ours = (

@@ -3,7 +3,7 @@
     step = a + b * tokens + c * decodes + d * context + e * pairs
 
 the form of docs/design.md, with everything that is not attention in the table over tokens. Fitted by relative least
-squares with no negative term, on the median of the steps of equal content.
+squares with no negative term, on the mean of the steps of equal content: what disturbs a machine belongs to its time.
 """
 
 import json
@@ -45,16 +45,14 @@ def text_of(tokens: int, rng: random.Random) -> str:
 
 
 def sweep(max_num_seqs: int, max_model_len: int, rng: random.Random) -> Iterator[Call]:
-    """Requests in groups that start together, by number of requests and length of prompts; seconds between groups."""
+    """Requests in groups that start together, by number of requests and length of prompts, a while between groups."""
     due = 0.0
-    for _ in range(2):
-        for count in (1, 2, 4, 8, 16, 32):
-            for prompt in (8, 64, 256, 768):
-                if count <= max_num_seqs and prompt + 40 < max_model_len:
-                    output = 12 + 4 * count % 20
-                    for _ in range(count):
-                        yield Call(due, text_of(prompt, rng), output)
-                    due += 0.25 + count * (prompt * 3e-5 + 0.02)
+    for count in (1, 2, 3, 4, 8, 16, 32):
+        for prompt in (8, 64, 256, 512, 768):
+            if count <= max_num_seqs and prompt + 40 < max_model_len:
+                for _ in range(count):
+                    yield Call(due, text_of(prompt, rng), 30, stream=False)
+                due += 0.4 + count * (prompt * 1e-4 + 0.02)
 
 
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], list[float]]:
@@ -77,7 +75,7 @@ def fit_steps(rows: Sequence[dict[str, Any]], frontend_s: float) -> Fit:
     if len(kinds) < 50:
         raise ValueError(f"only {len(kinds)} kinds of steps; at least 50 are needed")
     features = np.array([(1.0, *kind) for kind in kinds])
-    seconds = np.array([statistics.median(durations) for durations in kinds.values()])
+    seconds = np.array([statistics.fmean(durations) for durations in kinds.values()])
     weights = np.sqrt([len(durations) for durations in kinds.values()]) / seconds
     found = _not_negative(features * weights[:, None], seconds * weights)
     predicted = features @ found

@@ -2,7 +2,7 @@
 
 For `--scheduler-cls real.record.make_recording_scheduler`, with `"record": FILE` beside the policy in
 additional_config. One JSON object a line: `step` rows, and `first` rows with the time from a request's arrival to its
-first token as the scheduler sees it. Synchronous scheduling only, where a step's duration is the time until the next one begins.
+first token as the scheduler sees it. Synchronous scheduling only, where a step lasts until the next one begins.
 """
 
 import json

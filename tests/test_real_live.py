@@ -1,0 +1,381 @@
+"""A real server: `twin-real serve --tiny`, driven over HTTP, and ended in every way a server can end."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
+
+import psutil
+
+from real.client import Call, play
+from real.demo import fetch_metrics, samples
+from real.server import free_port
+from twin.report.metric_names import SERVER, TWIN, VLLM
+from twin.scenario import load_scenario
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
+
+ROOT = Path(__file__).parents[1]
+SCENARIO = "examples/real-demo.yaml"
+HOLD = ["policy.tiers.BATCH.max_wait=1.0", "policy.tiers.BATCH.batch_size=6"]
+QUEUED = 60
+"""Requests the API server takes at once."""
+
+
+class Live:
+    """`twin-real serve` in a process of its own."""
+
+    def __init__(self, folder, *options, changes=()):
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = folder / f"{self.port}.log"
+        command = [
+            sys.executable,
+            "-m",
+            "real",
+            "serve",
+            SCENARIO,
+            "--tiny",
+            "--log",
+            "--port",
+            str(self.port),
+        ]
+        for change in changes:
+            command += ["--set", change]
+        env = os.environ | {"VLLM_LOGGING_LEVEL": "INFO", "OMP_NUM_THREADS": "1"}
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen([*command, *options], cwd=ROOT, stderr=log, env=env)
+
+    def text(self):
+        return self.log.read_text(errors="replace")
+
+    def wait(self):
+        until = time.monotonic() + 120
+        while "twin-real: ready" not in self.text():
+            assert self.process.poll() is None, self.text()[-3000:]
+            assert time.monotonic() < until, self.text()[-3000:]
+            time.sleep(0.2)
+        return self
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.terminate()
+        return self.process.wait(60)
+
+    def play(self, *calls):
+        return asyncio.run(play(self.url, "tiny", calls))
+
+    def post(self, **request):
+        [reply] = self.play(Call(0.0, "x", 2, stream=False, body=request))
+        return reply
+
+    def metrics(self):
+        return samples(fetch_metrics(self.url))
+
+    def get(self, path):
+        from http.client import HTTPConnection
+
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=10)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        except OSError:
+            return 0, ""
+        finally:
+            connection.close()
+
+
+def value(metrics, name, **labels):
+    return sum(v for found, v in metrics.get(name, ()) if labels.items() <= found.items())
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """Two servers, started together: one that takes defaults for bad hints, one that refuses them."""
+    folder = tmp_path_factory.mktemp("live")
+    first = Live(folder, "--", "--max-num-queued-reqs", str(QUEUED), changes=HOLD)
+    second = Live(folder, "--reject-bad-hints", "--drain", "30")
+    try:
+        yield first.wait(), second.wait()
+    finally:
+        for server in (first, second):
+            server.stop()
+
+
+@pytest.fixture
+def server(both):
+    return both[0]
+
+
+@pytest.fixture
+def strict(both):
+    return both[1]
+
+
+def settle(server, seconds=3.0):
+    """The metrics once nothing is waiting or running."""
+    until = time.monotonic() + seconds
+    while True:
+        found = server.metrics()
+        busy = value(found, "vllm:num_requests_running") + value(found, "vllm:num_requests_waiting")
+        if not busy and not value(found, "twin:scheduler_requests"):
+            return found
+        assert time.monotonic() < until, found
+        time.sleep(0.1)
+
+
+# --- start ----------------------------------------------------------------------------------------
+
+
+def test_ready_comes_after_the_warm_up_and_tells_the_policy(server):
+    text = server.text()
+    order = [
+        text.index(f"twin-real: {what}")
+        for what in ("starting", "up after", "warm-up: prompt of 128", "ready")
+    ]
+    assert order == sorted(order)
+    expected = load_scenario(ROOT / SCENARIO, HOLD).policy_fingerprint
+    assert f"scheduling policy {expected}" in text
+    status, answer = server.get("/twin/status")
+    assert status == 200
+    assert json.loads(answer)["policy_fingerprint"] == expected
+    assert server.get("/health")[0] == 200
+    [(labels, one)] = server.metrics()["twin:policy_info"]
+    assert (labels["policy_fingerprint"], labels["engine_version"], one) == (expected, "0.32.0", 1)
+
+
+# --- requests -------------------------------------------------------------------------------------
+
+
+def test_every_carrier_of_a_tier(server):
+    before = settle(server)
+    asyncio.run(_carriers(server.url))
+    after = settle(server)
+    name = "twin:requests_submitted_total"
+    counts = {
+        t: value(after, name, tier=t) - value(before, name, tier=t)
+        for t in ("ONLINE", "BATCH", "OFFLINE")
+    }
+    assert counts == {"ONLINE": 1, "BATCH": 2, "OFFLINE": 3}
+
+
+async def _carriers(url):
+    import aiohttp
+
+    ways = [
+        ({"vllm_xargs": {"tier": "OFFLINE"}}, {}),
+        ({}, {"X-Tier": "OFFLINE"}),
+        ({}, {"X-Vllm-Priority": "2"}),
+        ({"priority": 1}, {}),
+        ({"vllm_xargs": {"tier": "BATCH"}, "priority": 2}, {}),
+        ({}, {}),
+    ]
+    async with aiohttp.ClientSession(url) as client:
+
+        async def one(body, headers):
+            body = {"model": "tiny", "prompt": "x", "max_tokens": 2, **body}
+            async with client.post("/v1/completions", json=body, headers=headers) as answer:
+                assert answer.status == 200, await answer.text()
+
+        await asyncio.gather(*(one(*way) for way in ways))
+
+
+def test_a_batch_waits_as_long_as_its_hold_and_no_longer(server):
+    [alone] = server.play(Call(0.0, "x", 2, "BATCH"))
+    assert 1.0 <= alone.e2e_s < 1.6
+    together = server.play(*(Call(0.0, f"{i}", 2, "BATCH") for i in range(6)))
+    assert max(r.e2e_s for r in together) < 0.9
+
+
+def test_time_outs_are_answered_with_their_reason(server):
+    full = [Call(0.0, f"{i}" * 20, 400, "ONLINE", stream=False) for i in range(8)]
+    late = Call(0.3, "late", 5, "ONLINE", {"ttft_s": 0.3})
+    total = Call(0.0, "total", 1500, "ONLINE", {"total_s": 0.7})
+    replies = server.play(total, *full, late)
+    by_total, by_ttft = replies[0], replies[-1]
+    assert (by_total.status, by_total.finish_reason, by_total.stop_reason) == (
+        200,
+        "abort",
+        "timeout:total",
+    )
+    assert 0.7 <= by_total.end_s < 1.2
+    assert 10 < len(by_total.token_s) < 1500
+    assert (by_ttft.status, by_ttft.finish_reason, by_ttft.stop_reason) == (
+        200,
+        "abort",
+        "timeout:ttft",
+    )
+    assert 0.3 <= by_ttft.e2e_s < 0.8
+    assert not by_ttft.token_s
+    assert all(len(r.token_s) == 400 for r in replies[1:-1])
+    found = settle(server)
+    assert value(found, "twin:timeouts_total", reason="ttft") >= 1
+    assert value(found, "twin:timeouts_total", reason="total") >= 1
+    assert value(found, "vllm:request_success_total", finished_reason="abort") >= 2
+
+
+def test_higher_tiers_overtake_and_everybody_gets_all(server):
+    low = [Call(0.0, f"{i}" * 200, 200, "OFFLINE", stream=False) for i in range(24)]
+    high = [Call(0.8 + 0.1 * i, f"h{i}" * 20, 20, "ONLINE") for i in range(10)]
+    before = settle(server)
+    replies = server.play(*low, *high)
+    assert all(
+        (r.status, r.finish_reason, len(r.token_s)) == (200, "length", r.call.max_tokens)
+        for r in replies
+    )
+    last_high = max(r.end_s for r in replies[24:])
+    assert sum(r.end_s > last_high for r in replies[:24]) >= 8
+    found = settle(server)
+    name = "twin:preemptions_total"
+    victims = {
+        t: value(found, name, tier=t) - value(before, name, tier=t)
+        for t in ("ONLINE", "BATCH", "OFFLINE")
+    }
+    assert victims["OFFLINE"] > 0
+    assert victims["ONLINE"] == victims["BATCH"] == 0
+
+
+def test_structured_output_and_chat_work(server):
+    reply = server.post(structured_outputs={"regex": "[ab]{6}"}, max_tokens=20, ignore_eos=False)
+    assert (reply.status, reply.finish_reason) == (200, "stop")
+    assert len(reply.token_s) <= 8
+
+
+# --- faults ---------------------------------------------------------------------------------------
+
+
+def test_clients_that_leave_free_their_blocks(server):
+    before = settle(server)
+    assert value(before, "vllm:kv_cache_usage_perc") == 0
+    leaving = [
+        Call(0.0, f"{i}" * 100, 1500, "ONLINE", leave_after_s=0.5 + 0.05 * i) for i in range(12)
+    ]
+    replies = server.play(*leaving)
+    assert all(r.error == "left" for r in replies)
+    found = settle(server)
+    assert value(found, "vllm:kv_cache_usage_perc") == 0
+    assert value(found, "twin:kv_blocks_used") == 0
+    name = "twin:requests_total"
+    assert value(found, name, outcome="aborted") - value(before, name, outcome="aborted") == 12
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        ({"prompt": "x" * 3000}, 400),
+        ({"vllm_xargs": "tier"}, 400),
+        ({"vllm_xargs": {"tier": {"a": 1}}}, 400),
+        (
+            {"vllm_xargs": {"tier": ["BATCH", 3], "ttft_s": "soon", "total_s": -5, "tenant": []}},
+            200,
+        ),
+        ({"vllm_xargs": {"tier": "x" * 100_000, "ttft_s": 1e308, "tenant": 1.5}}, 200),
+        ({"vllm_xargs": {"kv_transfer_params": "garbage"}}, 200),
+        ({"priority": -(2**40)}, 200),
+    ],
+)
+def test_nonsense_never_hurts_the_engine(server, request_, status):
+    assert server.post(**request_).status == status
+    assert server.get("/health")[0] == 200
+
+
+def test_bad_hints_are_refused_where_that_is_asked_for(strict):
+    reply = strict.post(vllm_xargs={"tier": "NONE"})
+    assert reply.status == 400
+    assert "must be ONLINE, BATCH, OFFLINE, got 'NONE'" in reply.error
+    assert strict.post(vllm_xargs={"tier": "BATCH"}).status == 200
+
+
+def test_more_requests_than_the_queue_takes_are_turned_away(server):
+    before = settle(server)
+    replies = server.play(*(Call(0.0, f"{i}", 8, "ONLINE", stream=False) for i in range(500)))
+    statuses = [r.status for r in replies]
+    assert statuses.count(200) + statuses.count(503) == 500
+    assert statuses.count(200) >= QUEUED
+    assert statuses.count(503) > 0
+    found = settle(server)
+    name = "vllm:admission_rejections_total"
+    assert value(found, name) - value(before, name) == statuses.count(503)
+
+
+# --- metrics --------------------------------------------------------------------------------------
+
+
+def test_metrics_are_those_that_are_documented(server):
+    found = settle(server)
+    types = dict(re.findall(r"^# TYPE (\S+) (\w+)$", fetch_metrics(server.url), re.MULTILINE))
+    documented = {metric.exposed: metric for metric in (*TWIN, *SERVER)}
+    for name, kind in types.items():
+        if not name.startswith("twin:"):
+            continue
+        metric = documented[name]
+        assert kind == metric.kind
+        suffix = "_bucket" if kind == "histogram" else ""
+        for labels, _ in found[name + suffix]:
+            assert set(labels) - {"le"} == {"model_name", "engine", *metric.labels}
+        if kind == "histogram":
+            bounds = {float(labels["le"]) for labels, _ in found[name + suffix]}
+            assert bounds == {*metric.buckets, float("inf")}
+    assert {metric.exposed for metric in SERVER} <= set(types)
+    assert {metric.exposed for metric in VLLM} <= set(types)
+    seconds = value(found, "twin:batching_wait_seconds_total", tier="BATCH")
+    jobs = value(found, "twin:released_requests_total", tier="BATCH")
+    assert 0 < seconds / jobs < 1.1
+
+
+def test_what_went_in_came_out(server):
+    found = settle(server)
+    for tier in ("ONLINE", "BATCH", "OFFLINE"):
+        gone = value(found, "twin:requests_total", tier=tier)
+        assert value(found, "twin:requests_submitted_total", tier=tier) == gone > 0
+        for state in ("held", "ready", "running"):
+            assert value(found, f"twin:num_requests_{state}", tier=tier) == 0
+    assert value(found, "twin:policy_errors_total") == 0
+
+
+# --- the end --------------------------------------------------------------------------------------
+
+
+def test_a_signal_drains(strict):
+    calls = [Call(0.0, f"{i}" * 50, 100, "ONLINE", stream=i % 2 == 0) for i in range(24)]
+    calls += [Call(1.0 + 0.05 * i, "late", 5) for i in range(10)]
+
+    async def story():
+        playing = asyncio.create_task(play(strict.url, "tiny", calls))
+        await asyncio.sleep(0.6)
+        strict.process.send_signal(signal.SIGTERM)
+        return await playing
+
+    replies = asyncio.run(story())
+    assert all((r.status, len(r.token_s)) == (200, 100) for r in replies[:24])
+    assert {r.status for r in replies[24:]} <= {503, 0}
+    assert strict.process.wait(60) == 0
+    assert "draining" in strict.text()
+
+
+def test_a_killed_engine_ends_the_server_with_the_reason(server):
+    [api] = psutil.Process(server.process.pid).children()
+    [core] = [
+        child
+        for child in api.children()
+        if "EngineCore" in child.name() or "EngineCore" in " ".join(child.cmdline())
+    ]
+    workers = core.children(recursive=True)
+    core.kill()
+    assert server.process.wait(40) == 1
+    assert re.search(
+        r"^error: .*(EngineDead|died|dead|status|health)", server.text(), re.MULTILINE
+    ), server.text()[-2000:]
+    assert server.get("/health")[0] in (0, 503)
+    assert not psutil.pid_exists(api.pid)
+    assert not any(worker.is_running() for worker in workers)
