@@ -187,7 +187,7 @@ class FastCore(EngineCore):
 
         The last of them may leave out members that get their last token from the step before (async scheduling).
         """
-        decodes, waiting, config = self.decodes, self.waiting, self.config
+        decodes, config = self.decodes, self.config
         if not self.is_fast or self._partial or not decodes.number:
             return 0
         first_end = decodes.first_end()
@@ -195,7 +195,7 @@ class FastCore(EngineCore):
         plans = first_end - self.known - 1
         if plans <= 0:
             return 0
-        if len(waiting) and (self.policy is None or self.policy.may_admit()):
+        if self.first() is not None:
             if not self._stays_blocked():
                 return 0
             if config.async_scheduling and self.planned + plans > first_end:
@@ -207,6 +207,12 @@ class FastCore(EngineCore):
         ):
             plans -= 1  # the plan that leaves everybody out is none
         return decodes.plans_within(self.planned + 1, plans, self.pool.num_free)
+
+    def first(self) -> Any:
+        """Who is to be admitted next, None if nobody: stands for a request or its job."""
+        if not len(self.waiting):
+            return None
+        return self.waiting.peek() if self.policy is None else self.policy.peek()
 
     def _all_rest(self, plan: int) -> bool:
         """Whether the plan after `plan` has no member left."""

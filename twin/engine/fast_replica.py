@@ -7,6 +7,7 @@ Records, counters and final state are those of `Replica`, to the byte.
 
 import math
 from array import array
+from dataclasses import replace
 from itertools import repeat
 from typing import Any
 
@@ -45,6 +46,9 @@ class FastReplica(Replica):
         self._idle_since = -1
         self._idle_visits = 0
         self._asleep = False
+        self._early: list[
+            EngineRequest
+        ] = []  # whom the core has though they are due at the next boundary
         # Blocks in use and empty token slots, and the sums of their changes times the instants of these.
         self._used = self._empty = 0
         self._used_changes_ps = self._empty_changes_ps = 0
@@ -63,6 +67,7 @@ class FastReplica(Replica):
         if self._jump is not None:
             self._land(self._jump, self._steps, now_ps)
             self._jump = None
+            self._early.clear()
         if self._inbox or self._leaving:
             self._take_in()
         core = self._core
@@ -104,7 +109,7 @@ class FastReplica(Replica):
         self._jump = jump = Jump(now_ps, runs)
         steps = plans + 1
         if steps > 1 and (self.policy is not None or self._leaving):
-            wake_ps = self._wake_ps()
+            wake_ps = self._wake_ps(now_ps)
             if wake_ps <= jump.end(steps):
                 steps = jump.first_boundary(int(wake_ps))
         self._visit_after(steps)
@@ -121,11 +126,11 @@ class FastReplica(Replica):
             self._sizes.append(size)
         self._meter.begins(step, size, duration_ps, now_ps)
 
-    def _wake_ps(self) -> float:
-        """When somebody beside a new request may want something."""
+    def _wake_ps(self, now_ps: int) -> float:
+        """When, from now on, somebody beside a new request may want something."""
         wake_ps: float = self._leaving[0][0] if self._leaving else math.inf
         if self.policy is not None:
-            wake = self.policy.next_wake(to_seconds(self._now_ps))
+            wake = self.policy.next_wake(to_seconds(now_ps))
             if wake < math.inf:
                 wake_ps = min(wake_ps, ceil_ps(wake))
         return wake_ps
@@ -150,13 +155,27 @@ class FastReplica(Replica):
         self._sleep().callbacks = [self._look]
 
     def _wake_up(self) -> None:
-        """A request has arrived: it is seen at the first boundary from now on."""
-        if self._jump is None:
+        """A request has arrived: it is seen at the first boundary from now on.
+
+        If nothing will be decided there, the queue gets it now, as of that boundary, and nobody need be there.
+        """
+        jump, core = self._jump, self._core
+        if jump is None:
             super()._wake_up()
         elif self._steps > 1:
-            steps = self._jump.first_boundary(self._now_ps)
-            if steps < self._steps:
-                self._visit_after(steps)
+            boundary_ps = jump.end(1)
+            first = core.first()
+            for request in self._inbox:
+                engine = self._lives[request.index].engine
+                core.add(engine, to_seconds(boundary_ps))
+                self._early.append(engine)
+            self._inbox.clear()
+            if core.first() is not first or not (self.policy is None or self.policy.is_settled):
+                self._visit_after(1)
+            elif self.policy is not None or self._leaving:
+                wake_ps = self._wake_ps(boundary_ps)
+                if wake_ps <= jump.end(self._steps - 1):
+                    self._visit_after(jump.first_boundary(int(wake_ps)))
 
     def _land(self, jump: Jump, steps: int, now_ps: int) -> None:
         """`steps` steps of the jump are over: take in what they gave."""
@@ -289,7 +308,15 @@ class FastReplica(Replica):
         self._catch_up(now_ps)
         for request in self._core.running_requests:
             self._core.write_out(request)
-        return super().gauges(now_ps)
+        gauges = super().gauges(now_ps)
+        if self.policy is None or not self._early:
+            return gauges
+        held = dict(gauges.held)
+        for request in self._early:
+            if self.policy.state_of(request.rid) == "held":
+                held[self.policy.tier_of(request.job)] -= 1
+        jobs = [request.job for request in self._early]
+        return replace(gauges, held=held, pressure=self.policy.pressure_without(jobs))
 
     @property
     def stats(self) -> EngineStats:
@@ -309,6 +336,7 @@ class FastReplica(Replica):
             self._advance(jump, steps)
             self._jump = jump.after(steps)
             self._steps -= steps
+            self._early.clear()
 
     def forget_past(self) -> None:
         """Nobody will ask for the steps that have given their tokens to records."""
@@ -345,6 +373,9 @@ class FastReplica(Replica):
         for request in self._core.decodes.everybody():
             self._core.write_out(request)
             self._give_tokens(request)
+        if self.policy is not None:
+            for request in self._early:
+                self.policy.take_back(request.job)
         self._stats.kv_used_block_ps = self._used * end_ps - self._used_changes_ps
         self._stats.kv_empty_token_ps = self._empty * end_ps - self._empty_changes_ps
         super()._close(end_ps)

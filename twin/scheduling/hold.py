@@ -32,6 +32,8 @@ class Hold:
         self._arrivals: list[float] = []
         self.release_at = math.inf
         """When the oldest held job has waited long enough; infinity while nothing is held."""
+        self.due_at = math.inf
+        """From when on `release` gives something: `release_at`, or at once (-infinity) when a batch is full."""
 
     def __len__(self) -> int:
         return self._count
@@ -58,18 +60,19 @@ class Hold:
             self._arrivals = [*self._arrivals[-(RECENT - 1) :], entry.job.arrival]
             if not self._can_fill():
                 self.release_at = min(self.release_at, now)
+        self._set_due()
 
     def remove(self, entry: Entry) -> None:
         """`entry` is held no longer."""
         self._take([entry])
 
-    def is_due(self, now: float) -> bool:
-        """Whether anything would be released now."""
-        return self._count > 0 and (now >= self.release_at or self._full_group() is not None)
+    def _set_due(self) -> None:
+        is_full = self._count > 0 and self._full_group() is not None
+        self.due_at = -math.inf if is_full else self.release_at
 
     def release(self, now: float) -> Iterator[tuple[str, list[Entry]]]:
         """Batches that are due, one after the other, as (reason, jobs): size, tokens, time, mix or single."""
-        while self.is_due(now):
+        while now >= self.due_at:
             reason, batch = self._next_batch()
             self._take(batch)
             yield reason, batch
@@ -82,6 +85,7 @@ class Hold:
         if self._oldest in entries:
             firsts = [queue.first() for queue in self._queues if queue]
             self._set_oldest(min(firsts)[1] if firsts else None)
+        self._set_due()
 
     def _set_oldest(self, oldest: Entry | None) -> None:
         self._oldest = oldest

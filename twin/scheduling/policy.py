@@ -6,7 +6,7 @@ in the time. What differs between policies is data (tiers, caps, holds) and smal
 
 import heapq
 import math
-from collections.abc import Callable, Container, Hashable, Iterator
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator
 from typing import Any
 
 from twin.scheduling.config import ANY_TIER, PolicyConfig
@@ -50,6 +50,7 @@ class Policy:
         # An order of the user's may look at tags and service, too.
         self._uses_fair = any(t.order == "fair" or t.order not in ORDERS for t in tiers)
         self._holds = [Hold(tier) if tier.holds else None for tier in tiers]
+        self._holding = [(i, hold) for i, hold in enumerate(self._holds) if hold is not None]
         self._ready: list[list[SortedQueue[Entry]]] = [  # [rank][tier]
             [SortedQueue() for _ in tiers] for _ in self._orders
         ]
@@ -63,6 +64,7 @@ class Policy:
         self._returned: list[Entry] = []  # preempted in this step
         self._planned: set[Hashable] = set()
         self._ready_of = [0] * len(self._orders)  # jobs in the queues of a rank
+        self._num_ready = 0
         self._num_held = 0
         self._nothing = Plan()
         self._submitted = 0
@@ -107,6 +109,7 @@ class Policy:
         entry = self._entries[job.rid]
         self._ready[entry.rank][entry.tier].remove(entry.key)
         self._ready_of[entry.rank] -= 1
+        self._num_ready -= 1
         entry.undo = (entry.waited, entry.waiting_since, entry.promote_at, entry.started)
         if not entry.started:
             self._statistics[entry.tier].starts += 1
@@ -138,6 +141,14 @@ class Policy:
         self._move(entry, READY)
         self._put(entry)
         self._note(entry, now, "set aside", "a result from before its preemption is in flight")
+
+    def take_back(self, job: Job) -> None:
+        """The host takes a submit back that it made in advance; nothing has been decided about the job."""
+        entry = self._entries.pop(job.rid)
+        self._unqueue(entry)
+        statistics = self._statistics[entry.tier]
+        statistics.submitted -= 1
+        statistics.present[entry.state] -= 1
 
     def requeue(self, job: Job, now: float) -> None:
         """The host preempted the job. It is not admitted again before the next begin_step."""
@@ -192,6 +203,7 @@ class Policy:
     def begin_step(self, now: float, host: Host) -> Plan:
         """A step begins at `now`: who is aborted, who is preempted. Also releases and promotes what is due."""
         self._step += 1
+        self.is_settled = True
         if self._planned:
             self._planned = set()
         if self._uses_fair:
@@ -206,7 +218,7 @@ class Policy:
             self._promote(now)
         if self._num_held:
             self._release(now)
-        preempt = self._plan_preemptions(host, abort)
+        preempt = self._plan_preemptions(host, abort) if self._num_ready else []
         self._head_known = False
         if self._log.logs:
             self._note_waiting(now, host)
@@ -214,19 +226,19 @@ class Policy:
 
     def head(self, now: float) -> Job | None:
         """The job to admit next, None if there is none; the same until something changes."""
-        has_head = self.may_admit()
+        job = self.peek()
         for entry in self._capped:
             if not entry.was_capped:
                 entry.was_capped = True
                 self._statistics[entry.tier].cap_stops += 1
-        return self._head.job if has_head and self._head is not None else None
+        return job
 
-    def may_admit(self) -> bool:
-        """Whether `head` would name a job; asking leaves no trace in the statistics."""
+    def peek(self) -> Job | None:
+        """What `head` would say; asking leaves no trace in the statistics."""
         if not self._head_known:
             self._head = self._find_head()
             self._head_known = True
-        return self._head is not None
+        return None if self._head is None else self._head.job
 
     def next_wake(self, now: float) -> float:
         """The earliest instant from `now` on at which begin_step or head may answer differently, without new calls.
@@ -236,9 +248,9 @@ class Policy:
         if self._returned:
             return now
         wake = math.inf
-        for hold in self._holds if self._num_held else ():
-            if hold is not None and len(hold):
-                wake = min(wake, now if hold.is_due(now) else hold.release_at)
+        if self._num_held:
+            for _, hold in self._holding:
+                wake = min(wake, hold.due_at)
         while self._deadlines and not self._is_pending(*self._deadlines[0][2:]):
             heapq.heappop(self._deadlines)
         while self._promotions and not self._is_ageing(*self._promotions[0][::2]):
@@ -256,13 +268,22 @@ class Policy:
     @property
     def pressure(self) -> float:
         """How much the first tier queues: its waiting jobs / 10, 1 at most."""
+        return self.pressure_without(())
+
+    def pressure_without(self, jobs: Iterable[Job]) -> float:
+        """`pressure` as if these waiting jobs were not there."""
         present = self._statistics[0].present
-        return min((present["held"] + present["ready"]) / FULL_PRESSURE, 1.0)
+        others = sum(self._entries[job.rid].tier == 0 for job in jobs)
+        return min((present["held"] + present["ready"] - others) / FULL_PRESSURE, 1.0)
 
     def stats(self) -> dict[str, Any]:
         """What was done so far: pressure, and counts and means by tier (see `TierStatistics`)."""
         tiers = zip(self.config.tiers, self._statistics, strict=True)
         return {"pressure": self.pressure, "tiers": {t.name: s.to_dict() for t, s in tiers}}
+
+    def tier_of(self, job: Job) -> str:
+        """Name of the tier that the policy counts a job of its to."""
+        return self.config.tiers[self._entries[job.rid].tier].name
 
     def state_of(self, rid: Hashable) -> str | None:
         """held, ready or running; None if the job is gone or was never here."""
@@ -333,6 +354,7 @@ class Policy:
         """A ready job enters the queue of its rank, with the keys it has."""
         self._ready[entry.rank][entry.tier].add(entry.key, entry)
         self._ready_of[entry.rank] += 1
+        self._num_ready += 1
         if entry.rank > 0 and entry.promote_at < math.inf:
             heapq.heappush(self._promotions, (entry.promote_at, entry.job.seq, entry))
         self._head_known = False
@@ -349,6 +371,7 @@ class Policy:
         else:
             self._ready[entry.rank][entry.tier].remove(entry.key)
             self._ready_of[entry.rank] -= 1
+            self._num_ready -= 1
         self._head_known = False
 
     def _move(self, entry: Entry, state: str) -> None:
@@ -370,6 +393,8 @@ class Policy:
         stopped: set[int] = set()
         self._capped = []
         best: tuple[tuple[Any, ...], Entry] | None = None
+        if not self._num_ready:
+            return None
         for queues, count in zip(self._ready, self._ready_of, strict=True):
             if not count:
                 continue
@@ -439,8 +464,8 @@ class Policy:
         )
 
     def _release(self, now: float) -> None:
-        for tier, hold in enumerate(self._holds):
-            if hold is None or not hold.is_due(now):
+        for tier, hold in self._holding:
+            if now < hold.due_at:
                 continue
             statistics = self._statistics[tier]
             for reason, batch in hold.release(now):
@@ -479,9 +504,8 @@ class Policy:
     # --- preemption -----------------------------------------------------------------------
 
     def _plan_preemptions(self, host: Host, abort: list[tuple[Job, str]]) -> list[Job]:
-        best = next((rank for rank, count in enumerate(self._ready_of) if count), None)
-        self.is_settled = True
-        if best is None or not any(self._preemptible[best + 1 :]):
+        best = next(rank for rank, count in enumerate(self._ready_of) if count)
+        if not any(self._preemptible[best + 1 :]):
             return []
         room = Room(self.config.tiers, [*self._running_jobs], [*self._running_tokens])
         room.slots, room.blocks, room.alive = host.free_slots, host.free_blocks, len(host.running)
