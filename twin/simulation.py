@@ -16,6 +16,8 @@ from simpy.events import URGENT, Event
 
 from twin.capacity import traffic_warnings
 from twin.clock import to_seconds
+from twin.cluster.fleet import Fleet
+from twin.cluster.fleet_log import FleetHistory
 from twin.cluster.router import ROUTERS
 from twin.engine.fast_replica import FastReplica
 from twin.engine.replica import EngineStats, Replica, Stuck
@@ -23,7 +25,7 @@ from twin.errors import InputError
 from twin.metrics.columns import Columns
 from twin.metrics.events import Event as Happening
 from twin.metrics.events import Listener, in_order
-from twin.metrics.gauges import Gauges
+from twin.metrics.gauges import NOT_YET, Gauges
 from twin.metrics.record_table import RecordTable
 from twin.metrics.records import RequestRecord
 from twin.metrics.summary import tally_of
@@ -68,7 +70,11 @@ class Result:
     places: dict[int, str]
     """Refused requests: index -> where it stands in the traffic; of the first ones if records are not kept."""
     engines: tuple[EngineStats, ...]
-    """By replica."""
+    """By replica; of a fleet, every one there ever was."""
+    alive_ps: tuple[int, ...]
+    """How long each of them was there."""
+    fleet: FleetHistory | None
+    """What became of replicas that come and go; None where they do not."""
     policies: tuple[dict[str, Any], ...]
     """Statistics of each replica's policy; empty in the stock modes."""
     warnings: tuple[str, ...]
@@ -164,10 +170,36 @@ class _Run:
         self._log: list[Happening] = []
         is_logged = observe and scenario.run.records
         self._listener: Listener | None = self._log.append if is_logged else None
-        self._replicas = [self._replica(i) for i in range(scenario.cluster.replicas)]
-        self._sampler = self._make_sampler() if observe else None
         self._armed_ps: int | None = None
+        self._replicas: list[Replica] = []
+        self._fleet = self._make_fleet()
+        if self._fleet is None:
+            self._replicas = [self._replica(i) for i in range(scenario.cluster.replicas)]
+        self._sampler = self._make_sampler() if observe else None
         self._arm()
+
+    def _make_fleet(self) -> Fleet | None:
+        """The replicas that come and go; None where they are all there from the beginning to the end."""
+        spec = self._scenario.cluster.fleet
+        if spec is None:
+            return None
+        return Fleet(self._env, spec, self._route, self._join, self._on_record, self._is_over)
+
+    def _join(self, index: int) -> Replica:
+        """A replica of the fleet begins."""
+        replica = self._replica(index)
+        if self._watch:
+            self._replicas.append(replica)
+        return replica
+
+    @property
+    def _alive(self) -> list[Replica]:
+        return self._replicas if self._fleet is None else self._fleet.replicas
+
+    def _is_over(self) -> bool:
+        """Whether no request is inside and none will come, in a run that ends with its last request."""
+        is_cut = self._scenario.run.until_ps is not None
+        return not is_cut and not self._inflight and self._traffic.next_ps() is None
 
     def _replica(self, index: int) -> Replica:
         scenario = self._scenario
@@ -192,7 +224,7 @@ class _Run:
         scenario = self._scenario
         return Sampler(
             self._gauges,
-            len(self._replicas),
+            max(1, self._scenario.cluster.replicas),
             scenario.tiers,
             scenario.objectives,
             scenario.run.warmup_ps,
@@ -209,6 +241,8 @@ class _Run:
         )
 
     def _gauges(self, now_ps: int) -> tuple[Gauges, ...]:
+        if self._fleet is not None:
+            return self._fleet.gauges(now_ps)
         return tuple(replica.gauges(now_ps) for replica in self._replicas)
 
     # --- requests in ----------------------------------------------------------------------
@@ -220,19 +254,17 @@ class _Run:
         later one finds nothing new and costs nothing.
         """
         due_ps = self._traffic.next_ps()
-        if due_ps is None or (self._armed_ps is not None and self._armed_ps <= due_ps):
-            return
-        self._armed_ps = due_ps
-        event = Event(self._env)
-        event._ok, event._value = True, None
-        event.callbacks = [self._on_due]
-        self._env.schedule(event, URGENT, due_ps - self._now_ps)
+        if due_ps is not None and (self._armed_ps is None or due_ps < self._armed_ps):
+            self._armed_ps = due_ps
+            event = Event(self._env)
+            event._ok, event._value, event.callbacks = True, None, [self._on_due]
+            self._env.schedule(event, URGENT, due_ps - self._now_ps)
 
     def _on_due(self, event: Event) -> None:
-        now = self._now_ps
+        traffic, now_ps = self._traffic, self._now_ps
         self._armed_ps = None
-        while self._traffic.next_ps() == now:
-            self._offer(self._traffic.pop())
+        while traffic.next_ps() == now_ps:
+            self._offer(traffic.pop())
         self._arm()
 
     def _offer(self, arrival: Arrival) -> None:
@@ -243,6 +275,9 @@ class _Run:
         self._in_system_ps -= request.arrival_ps
         if request.prompt_tokens >= self._scenario.engine.max_model_len:
             self._refuse(arrival)
+            return
+        if self._fleet is not None:
+            self._fleet.submit(request)
             return
         target = self._route(self._routed, self._replicas)
         self._routed += 1
@@ -284,6 +319,8 @@ class _Run:
         self._table.add(record)
         if self._sampler is not None:
             self._sampler.record(record)
+        if self._fleet is not None:
+            self._fleet.ended(record)
         if record.outcome != "unfinished" and self._traffic.on_finish(record):
             self._arm()
 
@@ -294,7 +331,7 @@ class _Run:
         self._counted.add(block)
         if self._on_block is not None:
             self._on_block(block)
-        for replica in self._replicas:
+        for replica in self._alive:
             replica.forget_past()
 
     @property
@@ -322,7 +359,8 @@ class _Run:
     def _let_pass(self, progress: Progress | None, pressed: list[bool]) -> None:
         env, until_ps, sampler = self._env, self._scenario.run.until_ps, self._sampler
         patience = PATIENCE_EVENTS + 2 * self._scenario.engine.max_model_len
-        patience *= len(self._replicas)
+        fleet = self._scenario.cluster.fleet
+        patience *= len(self._replicas) if fleet is None else fleet.most_replicas
         expected = self._traffic.expected() if progress is not None else None
         ended = looked = 0
         while not pressed:
@@ -344,7 +382,9 @@ class _Run:
                 raise self._no_progress(f"none has ended in {self._events - looked} events")
 
     def _no_progress(self, why: str) -> NoProgressError:
-        holders = "; ".join(r.holders() for r in self._replicas if r.num_inflight)
+        holders = "; ".join(r.holders() for r in self._alive if r.num_inflight)
+        if self._fleet is not None and self._fleet.num_held:
+            holders = f"{self._fleet.num_held} are held at the gateway, no pod is Ready; {holders}"
         return NoProgressError(
             f"no progress at {to_seconds(self._now_ps):.6g} s: {self._inflight} requests are inside, {why}. {holders}. "
             "Give the engine more KV blocks, or the policy a way for one of them to go first"
@@ -361,8 +401,13 @@ class _Run:
             simulated_ps = self._last_finish_ps()
         inflight_request_ps = self._in_system_ps + self._inflight * simulated_ps
         series = None if self._sampler is None else self._sampler.finish(simulated_ps)
-        for replica in self._replicas:
-            replica.finish_run(simulated_ps)
+        fleet = self._fleet
+        if fleet is not None:
+            fleet.finish_run(simulated_ps)
+            series = None if series is None else series.padded(NOT_YET)
+        else:
+            for replica in self._replicas:
+                replica.finish_run(simulated_ps)
         if self._counted is not None:
             self._settle()
         return Result(
@@ -370,8 +415,14 @@ class _Run:
             kept=self._table if self._counted is None else None,
             counted=self._counted,
             places=self._places,
-            engines=tuple(replica.stats for replica in self._replicas),
-            policies=tuple(r.policy.stats() for r in self._replicas if r.policy is not None),
+            engines=tuple(r.stats for r in self._replicas) if fleet is None else fleet.engines,
+            alive_ps=(simulated_ps,) * len(self._replicas)
+            if fleet is None
+            else fleet.alive_ps(simulated_ps),
+            policies=tuple(r.policy.stats() for r in self._replicas if r.policy is not None)
+            if fleet is None
+            else fleet.policies(),
+            fleet=None if fleet is None else fleet.history(simulated_ps),
             warnings=(*scenario.warnings, *traffic_warnings(scenario, self._traffic.load)),
             simulated_ps=simulated_ps,
             inflight_request_ps=inflight_request_ps,

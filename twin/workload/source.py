@@ -85,19 +85,21 @@ class Maker:
         """`content` gives ids that nobody else has."""
         self._stream = stream
         self._max_tokens = clients.max_tokens
-        self._timeouts = (clients.ttft_timeout_ps, clients.total_timeout_ps)
-        self._content = content
+        self._ttft_timeout_ps = clients.ttft_timeout_ps
+        self._total_timeout_ps = clients.total_timeout_ps
+        self.content = content.__next__
+        """A content id that no other text of the run has, when called."""
         self._tiers = Shares(clients.tiers)
         self._tenants = Shares(clients.tenants)
         self._tier_rng = chance("tiers")
         self._tenant_rng = chance("tenants")
-
-    def content(self) -> int:
-        """A content id that no other text of the run has."""
-        return next(self._content)
+        only = (*self._tiers.names, *self._tenants.names)
+        self._only: Client | None = (only[0], only[1]) if len(only) == 2 else None
 
     def client(self) -> Client:
         """(tier, tenant) of the next client."""
+        if self._only is not None:
+            return self._only
         return self._tiers.draw(self._tier_rng), self._tenants.draw(self._tenant_rng)
 
     def request(
@@ -111,7 +113,7 @@ class Maker:
     ) -> Request:
         """A request without its index, which it gets when its turn comes among all streams."""
         tier, tenant = client
-        # By position: a million of these are made a few seconds.
+        # By position: a million of these are made in a second.
         return Request(
             -1,
             due_ps,
@@ -119,10 +121,11 @@ class Maker:
             prompt_tokens,
             output_tokens,
             self._max_tokens,
-            next(self._content),
+            self.content(),
             tier,
             tenant,
             session,
             self._stream,
-            *self._timeouts,
+            self._ttft_timeout_ps,
+            self._total_timeout_ps,
         )

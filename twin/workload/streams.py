@@ -39,7 +39,8 @@ class Traffic:
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self._sources = sources
-        self._first_turns = merge(*(source.arrivals() for source in sources))
+        arrivals = [source.arrivals() for source in sources]
+        self._first_turns = arrivals[0] if len(arrivals) == 1 else merge(*arrivals)
         self._ahead = next(self._first_turns, None)
         self._later_turns: list[Arrival] = []
         self._indices = count()
@@ -61,15 +62,16 @@ class Traffic:
 
     def pop(self) -> Arrival:
         """Take the next request, now with its index. Raises IndexError if there is none."""
-        if self._later_turns and (self._ahead is None or self._later_turns[0] < self._ahead):
+        arrival = self._ahead
+        if self._later_turns and (arrival is None or self._later_turns[0] < arrival):
             arrival = heappop(self._later_turns)
-        elif self._ahead is not None:
-            arrival, self._ahead = self._ahead, next(self._first_turns, None)
+        elif arrival is not None:
+            self._ahead = next(self._first_turns, None)
         else:
             raise IndexError("no request is due")
-        arrival.request.index = next(self._indices)
+        request = arrival.request
+        request.index = next(self._indices)
         if self.load is not None:
-            request = arrival.request
             self.load.add(arrival.due_ps, request.prompt_tokens, request.output_tokens)
         return arrival
 
