@@ -2,13 +2,15 @@
 #   make demo    sets up .venv and runs examples/chat-8b.yaml under three policies
 #   make test    sets up .venv and .venv-vllm, checks the sources, runs all tests
 # Others:
-#   make parity N=1000 SEED=7    compares the engine with vLLM's scheduler on N random workloads
+#   make parity N=1000 SEED=7    compares the engine with vLLM's scheduler on N random workloads;
+#                                VLLM=0.33.0 with the scheduler of another version
 #   make real-demo    starts vLLM on the CPU with a tiny model, sends 200 requests, shows each tier's latency
 #   make lint, make vllm-env, make clean
 # Variables:
 #   PYTHON         the interpreter that makes the environments
 #   VLLM_PYTHON    an interpreter that has vLLM already; without it .venv-vllm is made, CPU only
 #   CHROMIUM       a browser to look at reports with; without it the one on PATH, else, for root, Debian's
+#   VLLM_WHEEL     a wheel of the version that parity is to compare with; without it it is fetched
 #   PROMETHEUS     a Prometheus to test against; without it the one on PATH, else Debian's, unpacked here
 #   TWIN_DATA      folder of third-party traces and tables; tests that need it are skipped without
 
@@ -34,6 +36,7 @@ VLLM_TESTS := tests/parity tests/test_vllm_process.py
 POLICIES := vllm-fcfs priority tiered
 N ?= 300
 SEED ?= 0
+VLLM ?= 0.32.0
 
 PROMETHEUS ?= $(or $(shell command -v prometheus),.tools/usr/bin/prometheus)
 export PROMETHEUS
@@ -85,8 +88,14 @@ test: lint system-packages
 	fi; \
 	test -z "$$missing" || test -z "$${CI:-}"
 
-parity: vllm-env
+# Another version than the one installed is laid over it: its wheel is for GPUs, its scheduler is Python.
+parity: vllm-env $(if $(filter-out 0.32.0,$(VLLM)),.tools/vllm-$(VLLM)/ready)
+	PYTHONPATH=$(if $(filter-out 0.32.0,$(VLLM)),$(CURDIR)/.tools/vllm-$(VLLM)) \
 	$(VLLM_PYTHON) -m tests.parity --workloads $(N) --seed $(SEED)
+
+.tools/vllm-%/ready: scripts/vllm_overlay.py | vllm-env
+	$(VLLM_PYTHON) scripts/vllm_overlay.py $* $(@D) $(if $(VLLM_WHEEL),--wheel $(VLLM_WHEEL))
+	@touch $@
 
 real-demo: vllm-env
 	$(VLLM_PYTHON) -m real demo examples/real-demo.yaml

@@ -82,7 +82,7 @@ def check_version() -> None:
     found = import_module("vllm").__version__
     if found.partition("+")[0] not in VERSIONS:
         raise RuntimeError(
-            f"real.scheduler does not know vLLM {found}: vllm.__version__ is none of "
+            f"vLLM {found} is not known here: vllm.__version__ is none of "
             f"{', '.join(VERSIONS)}; install one of these"
         )
 
@@ -92,7 +92,7 @@ def check_scheduler(scheduler: Any) -> None:
     missing = [name for name in SCHEDULER_NAMES if not _has(scheduler, name)]
     if missing:
         raise RuntimeError(
-            f"real.scheduler does not know vLLM {import_module('vllm').__version__}: "
+            f"vLLM {import_module('vllm').__version__} is not known here: "
             f"its scheduler has no attribute {', '.join(missing)}"
         )
 

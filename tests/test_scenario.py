@@ -355,7 +355,7 @@ def test_files_that_cannot_be_read(tmp_path):
         ("objectives:", "run: {until: 0}\nobjectives:", "line 15: run.until: must be > 0"),
         ("objectives:", "run: {until: 5, warmup: 5}\nobjectives:", "line 15: run.warmup: must be < run.until .5., got 5"),
         ("objectives:", "run: {seed: -1}\nobjectives:", "line 15: run.seed: must be >= 0, got -1"),
-        ("engine:", "engine:\n  version: 0.11.0", "line 6: engine.version: '0.11.0' is not modelled; choose one of 0.32.0"),
+        ("engine:", "engine:\n  version: 0.11.0", "line 6: engine.version: '0.11.0' is not modelled; choose one of 0.32.0, 0.33.0"),
         ("engine:", "engine:\n  version: 0.32", "line 6: engine.version: must be text, got 0.32; put it in quotes"),
         ("engine:", "engine:\n  kv_cache_dtype: fp9", "line 6: engine.kv_cache_dtype: 'fp9' is not known; did you mean 'fp8'"),
         ("engine:", "engine:\n  watermark: 1", "line 6: engine.watermark: must be < 1, got 1"),

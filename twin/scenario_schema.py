@@ -10,7 +10,7 @@ from pydantic import Field
 from twin.scenario_distributions import Count, Instant, Name, Seconds, Section
 from twin.scenario_traffic import AnyStream
 
-ENGINE_VERSIONS = ("0.32.0",)
+ENGINE_VERSIONS = ("0.32.0", "0.33.0")
 """Versions of vLLM whose rules the engine follows."""
 
 

@@ -7,7 +7,10 @@ import argparse
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from importlib import import_module
 from multiprocessing import get_context
+
+from real.vllm_names import check_version
 
 CHUNK = 50
 
@@ -22,6 +25,11 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     args = parser.parse_args()
 
+    try:
+        check_version()
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        return 2
     from tests.parity import campaign
 
     policy = args.workloads // 2 if args.policy is None else args.policy
@@ -71,7 +79,11 @@ def report(outcomes: dict) -> int:
     number = sum(o.workloads for o in outcomes.values())
     differences = sum(len(o.differences) for o in outcomes.values())
     fallbacks = sum(o.counts["fall-backs"] for o in outcomes.values())
-    print(f"\n{number} workloads, {total} steps, {differences} differences, {fallbacks} fall-backs")
+    version = import_module("vllm").__version__
+    print(
+        f"\nvLLM {version}: {number} workloads, {total} steps, {differences} differences, "
+        f"{fallbacks} fall-backs"
+    )
     return 1 if failed else 0
 
 

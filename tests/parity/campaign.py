@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tests.parity.lockstep import Difference, run_policy, run_stock
+from tests.parity.vllm_host import VERSION
 from tests.parity.workload import policy_workload, stock_workload
 from twin.scheduling import PRESETS
 
@@ -75,9 +76,9 @@ def run(kind: str, seeds: range, tick: Callable[[], None] = lambda: None) -> Out
     for seed in seeds:
         try:
             if kind == STOCK:
-                outcome.counts += run_stock(stock_workload(seed))
+                outcome.counts += run_stock(stock_workload(seed, VERSION))
             else:
-                outcome.counts += run_policy(policy_workload(seed, kind))
+                outcome.counts += run_policy(policy_workload(seed, kind, VERSION))
         except Difference as difference:
             outcome.differences.append(str(difference))
         outcome.workloads += 1

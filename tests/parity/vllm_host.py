@@ -14,6 +14,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 import torch
+import vllm
 from vllm.config import (
     CacheConfig,
     DeviceConfig,
@@ -34,6 +35,9 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from tests.parity.workload import Ask
 from twin.engine.config import EngineConfig
+
+VERSION = vllm.__version__.partition("+")[0]
+"""Of the vLLM that is compared with; the twin follows its rules."""
 
 logging.disable(logging.WARNING)  # vLLM warns about every odd size, and all of ours are odd
 init_none_hash(sha256)

@@ -40,6 +40,11 @@ class EngineConfig:
     """vLLM's own order without a policy of ours: fcfs or priority."""
 
     @property
+    def goes_on_after_self_preemption(self) -> bool:
+        """Whether requests behind one that gave way to itself are still looked at; under fcfs there are none."""
+        return self.version != "0.32.0"
+
+    @property
     def active_limit(self) -> int:
         """Requests that may run at once."""
         return self.max_num_seqs if self.max_num_active_seqs is None else self.max_num_active_seqs

@@ -269,11 +269,15 @@ class EngineCore:
                 self._preempt(victim, now)
                 step.preempted.append(victim)
                 if victim is request:
-                    return budget
-            self._allocate(request, need, request.num_computed_tokens + num_new)
-            step.scheduled[request] = num_new
-            budget -= num_new
-            index += 1
+                    break
+            else:
+                self._allocate(request, need, request.num_computed_tokens + num_new)
+                step.scheduled[request] = num_new
+                budget -= num_new
+                index += 1
+                continue
+            if not config.goes_on_after_self_preemption:
+                break
         return budget
 
     @staticmethod
