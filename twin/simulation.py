@@ -44,7 +44,7 @@ __all__ = ["NoProgressError", "Progress", "Result", "load_scenario", "simulate"]
 Progress = Callable[[int, int | None, int], None]
 """(requests that have ended, requests expected in all or None, simulated picoseconds), called now and then."""
 
-EVENTS_PER_LOOK = 256
+EVENTS_PER_LOOK = 128
 """Events between two looks at progress."""
 
 BLOCK = 4096

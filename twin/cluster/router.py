@@ -19,8 +19,11 @@ def round_robin(routed: int, replicas: Sequence[Load]) -> int:
 
 def least_connections(routed: int, replicas: Sequence[Load]) -> int:
     """The replica with the fewest requests in flight, the first of them if several have as few."""
-    loads = [replica.num_inflight for replica in replicas]
-    return loads.index(min(loads))
+    best, fewest = 0, replicas[0].num_inflight
+    for index, replica in enumerate(replicas):
+        if replica.num_inflight < fewest:
+            best, fewest = index, replica.num_inflight
+    return best
 
 
 Router = Callable[[int, Sequence[Load]], int]
