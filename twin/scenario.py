@@ -14,16 +14,18 @@ from typing import Any
 from twin import scenario_build as build
 from twin import scenario_schema as schema
 from twin.clock import to_ps
+from twin.cluster.fleet_spec import FleetSpec
 from twin.cluster.router import ROUTERS
 from twin.engine.config import EngineConfig
 from twin.errors import InputError
 from twin.scenario_faults import Origin, check, unknown
+from twin.scenario_fleet import fleet_of, fleet_warnings
 from twin.scenario_streams import stream_of
 from twin.scenario_traffic import PresetStream
-from twin.scenario_yaml import apply_override, parse, plain_copy
+from twin.scenario_yaml import apply_override, parse, parse_all, plain_copy
 from twin.scheduling import PolicyConfig, fingerprint
 from twin.step_time.catalogue import MODELS, GpuSpec, ModelSpec, find_gpu, find_model, parse_model
-from twin.step_time.memory import MemoryPlan
+from twin.step_time.memory import MemoryPlan, weight_bytes
 from twin.step_time.model import StepTime
 from twin.step_time.profiles import Profile, packaged_profile, parse_profile
 from twin.workload.presets import Preset, parse_preset
@@ -51,8 +53,12 @@ class Cluster:
     """How many replicas there are and how requests are spread over them."""
 
     replicas: int
+    """At the beginning."""
     router: str
     """Name in ROUTERS."""
+    fleet: FleetSpec | None
+    """How they come and go; None = they are there from the beginning to the end."""
+    price_per_gpu_hour: float | None
 
 
 @dataclass(frozen=True)
@@ -137,11 +143,13 @@ def load_scenario(
             )
         origin = Origin(str(source), Path(source).parent, lines, {})
     _include_traffic(written, origin)
+    _include_autoscaler(written, origin)
     for override in overrides:
         if override.startswith("policy.") and isinstance(written.get("policy"), str):
             written["policy"] = {"preset": written["policy"]}
         origin.override(apply_override(written, override), f"--set {override}")
         _include_traffic(written, origin)
+        _include_autoscaler(written, origin)
     if seed is not None:
         origin.override(apply_override(written, f"run.seed={seed}"), f"--seed {seed}")
     document = check(written)
@@ -167,6 +175,29 @@ def _include_traffic(written: dict[str, Any], origin: Origin) -> None:
                 stream[key] = str(path.parent / Path(stream[key]).expanduser())
     written["traffic"] = streams
     origin.override(("traffic",), str(path))
+
+
+AUTOSCALERS = {"hpa": "HorizontalPodAutoscaler", "keda": "ScaledObject"}
+"""Key of `cluster:` -> kind of the document that a file may hold for it."""
+
+
+def _include_autoscaler(written: dict[str, Any], origin: Origin) -> None:
+    """Where `cluster.hpa` or `cluster.keda` names a file, put the spec of the one such object in it there."""
+    cluster = written.get("cluster")
+    for key, kind in AUTOSCALERS.items():
+        if not isinstance(cluster, dict) or not isinstance(cluster.get(key), str):
+            continue
+        name = cluster[key]
+        path = origin.resolve(name, "cluster", key)
+        with origin.placed("cluster", key, named=True):
+            documents = parse_all(_read_text(path), str(path))
+        found = [d for d in documents if isinstance(d, dict) and d.get("kind") == kind]
+        if len(found) != 1:
+            origin.fail(
+                ("cluster", key), f"{path} holds {len(found)} objects of kind {kind}, not one"
+            )
+        cluster[key] = found[0].get("spec")
+        origin.override(("cluster", key), str(path))
 
 
 def _build(document: schema.Document, origin: Origin) -> Scenario:
@@ -196,6 +227,20 @@ def _build(document: schema.Document, origin: Origin) -> Scenario:
     if document.cluster.router not in ROUTERS:
         origin.fail(("cluster", "router"), unknown(document.cluster.router, ROUTERS))
     build.check_objectives(document, traffic, origin)
+    hardware = document.hardware
+    fleet = fleet_of(
+        document.cluster,
+        model,
+        hardware.tensor_parallel_size,
+        weight_bytes(model, 1, hardware.dtype),
+        document.engine.enforce_eager,
+        document.run.seed,
+        origin,
+    )
+    if fleet is not None:
+        build.check_most_blocks(engine.num_gpu_blocks, fleet.most_replicas, origin)
+    warnings = build.warnings_of(document, engine, policy_name, policy, traffic, profile)
+    told = () if fleet is None else fleet_warnings(fleet, document.cluster)
     return Scenario(
         name=document.name or Path(origin.name).stem,
         model=model,
@@ -207,10 +252,15 @@ def _build(document: schema.Document, origin: Origin) -> Scenario:
         policy_name=policy_name,
         policy=policy,
         traffic=traffic,
-        cluster=Cluster(document.cluster.replicas, document.cluster.router),
+        cluster=Cluster(
+            document.cluster.replicas,
+            document.cluster.router,
+            fleet,
+            document.cluster.price_per_gpu_hour,
+        ),
         objectives=document.objectives,
         run=_run(document.run, origin),
-        warnings=tuple(build.warnings_of(document, engine, policy_name, policy, traffic, profile)),
+        warnings=(*warnings, *told),
         document=_resolved(document, origin),
     )
 

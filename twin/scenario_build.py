@@ -118,13 +118,7 @@ def engine_of(
             engine.enforce_eager,
         )
     blocks = engine.num_gpu_blocks_override or memory.num_gpu_blocks
-    replicas = document.cluster.replicas
-    if blocks * replicas > MOST_BLOCKS:
-        origin.fail(
-            ("engine", "num_gpu_blocks_override"),
-            f"{blocks} KV blocks on each of {replicas} replicas are more than the {MOST_BLOCKS} that fit "
-            "in memory here; use fewer replicas, fewer blocks or a larger engine.block_size",
-        )
+    check_most_blocks(blocks, document.cluster.replicas, origin)
     with origin.placed("engine", "max_model_len"):
         check_one_request_fits(blocks, engine.block_size, max_model_len)
     config = EngineConfig(
@@ -146,6 +140,16 @@ def engine_of(
         scheduling_policy=STOCK_POLICIES.get(policy_name, "fcfs"),
     )
     return config, memory
+
+
+def check_most_blocks(blocks: int, replicas: int, origin: Origin) -> None:
+    """Refuse more KV blocks than the twin's own memory holds."""
+    if blocks * replicas > MOST_BLOCKS:
+        origin.fail(
+            ("engine", "num_gpu_blocks_override"),
+            f"{blocks} KV blocks on each of {replicas} replicas are more than the {MOST_BLOCKS} that fit "
+            "in memory here; use fewer replicas, fewer blocks or a larger engine.block_size",
+        )
 
 
 def _defaults(gpu: GpuSpec) -> tuple[int, int]:

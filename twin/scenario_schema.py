@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from twin.scenario_cluster import Cluster
 from twin.scenario_distributions import Count, Instant, Name, Seconds, Section
 from twin.scenario_traffic import AnyStream
 
@@ -48,14 +49,6 @@ class Engine(Section):
     watermark: Annotated[float, Field(ge=0, lt=1)] = 0.0
     async_scheduling: bool = True
     enforce_eager: bool = False
-
-
-class Cluster(Section):
-    """Where requests go."""
-
-    replicas: Annotated[int, Field(ge=1, le=10_000)] = 1
-    router: Name = "least_connections"
-    """Name in twin.cluster.router.ROUTERS."""
 
 
 class Run(Section):

@@ -5,7 +5,8 @@ always text. A key written twice is an error.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import yaml
@@ -53,9 +54,23 @@ def parse(text: str, place: str) -> tuple[Any, dict[KeyPath, int]]:
     is no text or number, and for tags other than YAML's plain values.
     """
     lines: dict[KeyPath, int] = {}
-    try:
+    with _readable(place):
         node = yaml.compose(text, _Loader)
         return (None if node is None else _value(node, (), lines, place)), lines
+
+
+def parse_all(text: str, place: str) -> list[Any]:
+    """The values of every YAML document in the text, empty ones left out. Raises InputError as `parse` does."""
+    with _readable(place):
+        nodes = list(yaml.compose_all(text, _Loader))
+        return [_value(node, (), {}, place) for node in nodes if node is not None]
+
+
+@contextmanager
+def _readable(place: str) -> Iterator[None]:
+    """Errors of the YAML reader become InputError with the line."""
+    try:
+        yield
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f" line {mark.line + 1}" if mark else ""

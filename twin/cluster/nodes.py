@@ -31,6 +31,8 @@ class NodePool:
     free: dict[int, int] = field(default_factory=dict)
     ordered: int = 0
     """Nodes on their way."""
+    emptied: dict[int, int] = field(default_factory=dict)
+    """Node -> when it became empty last."""
     _made: int = 0
 
     def __post_init__(self) -> None:

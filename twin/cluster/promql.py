@@ -9,7 +9,7 @@ same for all of them.
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
 
@@ -53,11 +53,14 @@ class Query:
     """A query that was read."""
 
     text: str
-    evaluate: Node
+    evaluate: Node = field(compare=False, repr=False)
     names: frozenset[str]
     """Names of the series that it selects."""
     window_ps: int
     """The longest range in it."""
+
+    def __reduce__(self) -> tuple[Callable[[str], "Query"], tuple[str]]:
+        return parse_query, (self.text,)
 
 
 class QueryError(ValueError):

@@ -79,12 +79,18 @@ class TimeShares:
     """By LIMITS, and `idle`: no request was there."""
 
 
-def time_shares(engines: Sequence[tuple[EngineTime, int]], total_time_ps: int) -> TimeShares:
-    """What engines, each with the picoseconds it was busy, did with `total_time_ps` each."""
-    whole_ps = len(engines) * total_time_ps
+def time_shares(
+    engines: Sequence[tuple[EngineTime, int]], alive_ps: int | Sequence[int]
+) -> TimeShares:
+    """What engines, each with the picoseconds it was busy, did with the time they were there: of each, or of all."""
+    spans = [alive_ps] * len(engines) if isinstance(alive_ps, int) else alive_ps
+    whole_ps = sum(spans)
     if not whole_ps:
         return TimeShares({}, {})
-    each = [time.uses_ps(busy_ps, total_time_ps) for time, busy_ps in engines]
+    each = [
+        time.uses_ps(busy_ps, span_ps)
+        for (time, busy_ps), span_ps in zip(engines, spans, strict=True)
+    ]
     limits = {name: sum(time.limit_ps[name] for time, _ in engines) for name in LIMITS}
     limits["policy"] += sum(time.held_ps for time, _ in engines)
     limits["idle"] = whole_ps - sum(limits.values())

@@ -54,3 +54,28 @@ class Gauges:
     recomputed_tokens: int
     prefix_query_tokens: int
     prefix_hit_tokens: int
+
+
+NOT_YET = Gauges(
+    waiting={},
+    held={},
+    released={},
+    pressure=None,
+    running={},
+    kv_used=0.0,
+    kv_wasted=0.0,
+    kv_cached=0.0,
+    kv_by_length=((0, 0, 0),) * len(LENGTH_GROUPS),
+    steps=0,
+    busy_ps=0,
+    prefill_tokens=0,
+    decode_tokens=0,
+    padded_tokens=0,
+    prompt_tokens=0,
+    generation_tokens=0,
+    preemptions=0,
+    recomputed_tokens=0,
+    prefix_query_tokens=0,
+    prefix_hit_tokens=0,
+)
+"""Of an engine that is not there yet."""

@@ -7,7 +7,7 @@ instant, so that arrivals on the beat of the samples do not look like a queue.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from twin.clock import PS, to_seconds
@@ -38,6 +38,12 @@ class TimeSeries:
     good: Sequence[Mapping[tuple[int, str], int]]
     """By instant: (replica, tier) -> good requests up to then."""
     tiers: tuple[str, ...]
+
+    def padded(self, missing: Gauges) -> "TimeSeries":
+        """The same with as many engines at each instant: those that came later are `missing` before."""
+        number = max(1, max(map(len, self.gauges), default=0))
+        gauges = [(*found, *(missing,) * (number - len(found))) for found in self.gauges]
+        return replace(self, gauges=gauges)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One for each instant and replica. Rates are means since the row before, None in the first one."""

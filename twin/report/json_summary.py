@@ -36,7 +36,7 @@ def summarize(result: Result) -> dict[str, Any]:
     wall = result.wall_s
     preempted = preemptions_of(tally)
     times = [(engine.time, engine.busy_ps) for engine in result.engines]
-    shares = time_shares(times, result.simulated_ps)
+    shares = time_shares(times, result.alive_ps)
     limits = {
         "max_num_seqs": scenario.engine.active_limit,
         "max_num_batched_tokens": scenario.engine.token_budget,
@@ -143,7 +143,7 @@ def _engine(result: Result) -> dict[str, Any]:
     )  # fmt: skip
     engines = result.engines
     busy_ps = sum(engine.busy_ps for engine in engines)
-    capacity_ps = len(engines) * result.simulated_ps
+    capacity_ps = sum(result.alive_ps)
     return {name: sum(getattr(engine, name) for engine in engines) for name in counts} | {
         "kv_usage_mean": sum(e.kv_usage_mean * e.busy_ps for e in engines) / busy_ps
         if busy_ps

@@ -1,0 +1,545 @@
+"""The pods of a deployment on the simulation's clock: they come, start, serve, drain and go, as an autoscaler asks.
+
+The fleet owns the pods and tells the router which of them are Ready. A pod has a replica of the engine from the moment
+its server answers until it is gone. Control loops (scrapes, the autoscaler) end when nothing is left to happen.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import simpy
+from simpy.events import NORMAL, Event, EventPriority
+
+from twin.clock import PS
+from twin.cluster.cold_start import PHASES, Starter
+from twin.cluster.cost import total
+from twin.cluster.deployment import Rollout, plan, rollout
+from twin.cluster.fleet_log import FleetHistory, FleetLog
+from twin.cluster.fleet_pod import FleetPod, Refusing
+from twin.cluster.fleet_spec import FleetSpec, ScalerSpec
+from twin.cluster.nodes import NodePool
+from twin.cluster.probes import BACKOFF_RESET_PS, backoff_ps, fate
+from twin.cluster.router import Load, Router
+from twin.cluster.scalers import (
+    HpaScaler,
+    KedaScaler,
+    RatioScaler,
+    SaturationScaler,
+    Scaler,
+    View,
+)
+from twin.cluster.scraper import Scraper
+from twin.cluster.specs import Pod, Scale
+from twin.engine.replica import EngineStats, Replica
+from twin.metrics.gauges import Gauges
+from twin.metrics.records import RequestRecord
+from twin.workload.request import Request
+
+AFTER_REPLICAS = EventPriority(NORMAL + 1_000_000)
+"""At one instant the fleet acts after the arrivals and the replicas."""
+
+LAST = EventPriority(NORMAL + 1_000_001)
+"""Autoscalers look after what happens at their instant, scrapes included."""
+
+
+class Fleet:
+    """Replicas that come and go.
+
+    `make_replica(index)` builds the engine of a pod; `on_record` is told of requests that no replica took;
+    `is_over` says whether no request is inside and none will come, so that control loops may end.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        spec: FleetSpec,
+        route: Router,
+        make_replica: Callable[[int], Replica],
+        on_record: Callable[[RequestRecord], None],
+        is_over: Callable[[], bool],
+    ) -> None:
+        self._env = env
+        self._spec = spec
+        self._route = route
+        self._make_replica = make_replica
+        self._on_record = on_record
+        self._is_over = is_over
+        self._starter = Starter(spec.cold_start, spec.seed)
+        self._nodes = None if spec.nodes is None else NodePool(spec.nodes)
+        self._provision = None if spec.nodes is None else spec.nodes.provision
+        self._scraper = Scraper(spec)
+        self._scaler = make_scaler(spec.scaler)
+        self._wanted = spec.replicas
+        self._revision = 0
+        self._limits = Rollout(0, 0)
+        self.pods: list[FleetPod] = []
+        """Every pod there ever was, by number."""
+        self._live: list[FleetPod] = []  # not gone
+        self._by_replica: list[FleetPod] = []
+        self._targets: list[Load] = []
+        self._receivers: list[Replica | Refusing] = []  # as _targets
+        self._routed = 0
+        self._held: deque[Request] = deque()
+        self.log = FleetLog()
+        self._node_draws: Callable[[], int] | None = None
+        if spec.nodes is not None:
+            self._node_draws = self._scraper.stream("node", spec.nodes.provision)
+        self._begin()
+
+    def _begin(self) -> None:
+        spec = self._spec
+        self._settle()
+        for update in spec.updates:
+            self._at(update.at_ps, partial(self._update, update.max_surge, update.max_unavailable))
+        if self._scraper.is_needed:
+            self._every(
+                spec.path.scrape_interval_ps, self._scraper.offset_ps, self._scrape, AFTER_REPLICAS
+            )
+        if self._scaler is not None:
+            for loop, period_ps in self._scaler.loops.items():
+                self._every(period_ps, period_ps, partial(self._look, loop), LAST)
+
+    # --- requests -------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        """A request reaches the gateway now."""
+        if not self._receivers:
+            self._hold_or_refuse(request)
+            return
+        target = self._route(self._routed, self._targets)
+        self._routed += 1
+        self._receivers[target].submit(request)
+
+    def _hold_or_refuse(self, request: Request) -> None:
+        if not self._spec.holds_requests:
+            self._refuse(request, "no_ready_pod")
+            return
+        self._held.append(request)
+        deadlines = [
+            request.arrival_ps + timeout
+            for timeout in (request.ttft_timeout_ps, request.total_timeout_ps)
+            if timeout is not None
+        ]
+        if deadlines:
+            delay_ps = max(0, min(deadlines) - self._now_ps)
+            self._at(delay_ps, partial(self._give_up, request))
+
+    def _give_up(self, request: Request) -> None:
+        if request in self._held:
+            self._held.remove(request)
+            kind = "ttft" if request.ttft_timeout_ps is not None else "total"
+            if request.ttft_timeout_ps is not None and request.total_timeout_ps is not None:
+                kind = "ttft" if request.ttft_timeout_ps <= request.total_timeout_ps else "total"
+            self._on_record(_lost(request, self._now_ps, "timed_out", f"timeout:{kind}"))
+
+    def _refuse(self, request: Request, reason: str) -> None:
+        self._on_record(_lost(request, self._now_ps, "refused", reason))
+
+    def _release(self) -> None:
+        while self._held and self._receivers:
+            self.submit(self._held.popleft())
+
+    @property
+    def num_held(self) -> int:
+        """Requests at the gateway that no pod has taken."""
+        return len(self._held)
+
+    def ended(self, record: RequestRecord) -> None:
+        """A request has ended: its pod's exporter has seen it, and a pod that waited for it may go."""
+        if record.replica is None:
+            return
+        pod = self._by_replica[record.replica]
+        self._scraper.observe(pod, record)
+        if pod.stops_ps is not None and not pod.num_inflight and pod.gone_ps is None:
+            # Records of a kill come while the replica is being closed; the event finds it done.
+            self._at(0, partial(self._finish_stop, pod))
+
+    # --- pods -----------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Make and delete pods until there are as many as wanted, and start what has room."""
+        obstacle = self._spec.obstacle
+        if obstacle is not None and obstacle.is_rejected:
+            self.log.rejected(self._now_ps, self._wanted, obstacle.why)
+            return
+        members = [pod.member(self._revision) for pod in self._live if not pod.is_deleted]
+        create, delete = plan(members, self._wanted, self._limits)
+        for number in delete:
+            self._delete(self.pods[number])
+        for _ in range(create):
+            self._create()
+        self._place()
+        self._note()
+
+    def _create(self) -> None:
+        now_ps = self._now_ps
+        pod = FleetPod(len(self.pods), self._revision, now_ps)
+        self.pods.append(pod)
+        self._live.append(pod)
+        self.log.event(now_ps, pod.number, "created", "")
+        obstacle = self._spec.obstacle
+        if obstacle is not None:
+            self.log.event(now_ps, pod.number, "pending", obstacle.why)
+
+    def _place(self) -> None:
+        """Give nodes to pods that wait for one, in the order of their creation."""
+        if self._spec.obstacle is not None:
+            return
+        template = self._spec.template
+        waiting = [pod for pod in self._live if pod.placed_ps is None and not pod.is_deleted]
+        left = 0
+        for pod in waiting:
+            nodes: tuple[int, ...] | None = ()
+            if self._nodes is not None:
+                nodes = self._nodes.take(template.gpus, template.pods_per_replica)
+            if nodes is None:
+                left += 1
+                continue
+            pod.placed_ps, pod.nodes = self._now_ps, nodes
+            self._start(pod, is_restart=False)
+        if left and self._nodes is not None:
+            for _ in range(self._nodes.missing(left * template.pods_per_replica, template.gpus)):
+                self._nodes.ordered += 1
+                assert self._node_draws is not None
+                self._at(self._node_draws(), self._node_comes)
+
+    def _node_comes(self) -> None:
+        assert self._nodes is not None
+        self._nodes.ordered -= 1
+        number = self._nodes.add()
+        self.log.event(self._now_ps, None, "node", f"node {number} is there")
+        self._place()
+        self._note()
+
+    def _start(self, pod: FleetPod, is_restart: bool) -> None:
+        """A container begins, after its image has come."""
+        phases = self._starter.draw(is_restart)
+        warm = not self._spec.starts_cold and self._now_ps == 0 and not is_restart
+        if warm:
+            phases = dict.fromkeys(PHASES, 0)
+        pod.phases.append(phases)
+        image_ps = phases["image"]
+        pod.attempt += 1
+        self._at(image_ps, partial(self._run_container, pod, pod.attempt, warm))
+        if not image_ps:
+            return
+        self.log.event(self._now_ps, pod.number, "image", f"pulled in {image_ps / PS:.0f} s")
+
+    def _run_container(self, pod: FleetPod, attempt: int, warm: bool) -> None:
+        if pod.is_deleted or pod.attempt != attempt:
+            return
+        now_ps = self._now_ps
+        pod.running_ps = now_ps
+        if pod.first_running_ps is None:
+            pod.first_running_ps = now_ps
+        phases = pod.phases[-1]
+        serving_ps = sum(ps for name, ps in phases.items() if name != "image")
+        if warm:
+            self._serve(pod, attempt)
+            self._become_ready(pod, attempt)
+            return
+        found = fate(self._spec.probes, serving_ps)
+        if found.ready_ps is not None:
+            self._at(found.ready_ps, partial(self._become_ready, pod, attempt))
+        if found.killed_ps is not None:
+            why = (
+                f"{found.killed_by} probe: it needs {serving_ps / PS:.0f} s to serve and is given "
+                f"{found.killed_ps / PS:.0f} s"
+            )
+            self._at(found.killed_ps, partial(self._crash, pod, attempt, why))
+        else:
+            self._at(serving_ps, partial(self._serve, pod, attempt))
+
+    def _crash(self, pod: FleetPod, attempt: int, why: str) -> None:
+        """The kubelet kills the container and starts it again after its back-off."""
+        if pod.is_deleted or pod.attempt != attempt:
+            return
+        now_ps = self._now_ps
+        assert pod.running_ps is not None
+        if now_ps - pod.running_ps >= BACKOFF_RESET_PS:
+            pod.restarts_in_row = 0
+        wait_ps = backoff_ps(pod.restarts_in_row)
+        pod.restarts += 1
+        pod.restarts_in_row += 1
+        self.log.event(
+            now_ps, pod.number, "killed", f"{why}; starts again after {wait_ps / PS:g} s"
+        )
+        self._lose_ready(pod)
+        pod.running_ps = None
+        pod.attempt += 1
+        self._at(wait_ps, partial(self._restart, pod, pod.attempt))
+        self._note()
+
+    def _restart(self, pod: FleetPod, attempt: int) -> None:
+        if not pod.is_deleted and pod.attempt == attempt:
+            self._start(pod, is_restart=True)
+
+    def _serve(self, pod: FleetPod, attempt: int) -> None:
+        """Its server answers."""
+        if pod.is_deleted or pod.attempt != attempt:
+            return
+        pod.serving_ps = self._now_ps
+        pod.replica = self._make_replica(len(self._by_replica))
+        pod.replica_index = len(self._by_replica)
+        self._by_replica.append(pod)
+        if pod.is_ready:  # it was called Ready before
+            self._retarget()
+
+    def _become_ready(self, pod: FleetPod, attempt: int) -> None:
+        if pod.is_deleted or pod.attempt != attempt or pod.is_ready:
+            return
+        pod.ready_since_ps = self._now_ps
+        pod.ready_changed_ps = self._now_ps
+        if pod.first_ready_ps is None:
+            pod.first_ready_ps = self._now_ps
+        self.log.event(self._now_ps, pod.number, "ready", "")
+        self._retarget()
+        self._settle()
+        self._release()
+
+    def _lose_ready(self, pod: FleetPod) -> None:
+        if pod.ready_since_ps is not None:
+            pod.end_ready(self._now_ps)
+            self._retarget()
+
+    def _retarget(self) -> None:
+        """Requests go to the Ready pods, in the order of their creation; to deleted ones while the endpoints lag."""
+        chosen = [pod for pod in self._live if pod.is_ready or pod.lags]
+        self._receivers = [
+            pod.replica
+            if pod.replica is not None and pod.stops_ps is None
+            else Refusing(partial(self._refuse, reason="connection_refused"))
+            for pod in chosen
+        ]
+        self._targets = list(self._receivers)
+
+    def _delete(self, pod: FleetPod) -> None:
+        """The pod gets its deletion timestamp."""
+        now_ps, template = self._now_ps, self._spec.template
+        was_ready = pod.is_ready
+        if pod.replica is not None:
+            pod.busy_at_delete_ps = pod.replica.gauges(now_ps).busy_ps
+        pod.deleted_ps = now_ps
+        pod.end_ready(now_ps)
+        self.log.event(now_ps, pod.number, "deleted", f"{pod.num_inflight} requests inside")
+        if pod.replica is None:
+            self._go(pod)
+            self._retarget()
+            return
+        if was_ready and template.endpoint_lag_ps:
+            pod.lags = True
+            self._at(template.endpoint_lag_ps, partial(self._end_lag, pod))
+        self._retarget()
+        stop_ps = min(template.pre_stop_ps, template.grace_ps)
+        self._at(stop_ps, partial(self._stop, pod))
+        self._note()
+
+    def _end_lag(self, pod: FleetPod) -> None:
+        pod.lags = False
+        self._retarget()
+
+    def _stop(self, pod: FleetPod) -> None:
+        """SIGTERM: the server takes no more requests and gives those inside its time-out."""
+        now_ps, template = self._now_ps, self._spec.template
+        assert pod.deleted_ps is not None
+        pod.stops_ps = now_ps
+        self._retarget()
+        rest_ps = min(template.shutdown_timeout_ps, pod.deleted_ps + template.grace_ps - now_ps)
+        if pod.num_inflight and rest_ps > 0:
+            self._at(rest_ps, partial(self._finish_stop, pod))
+        else:
+            self._finish_stop(pod)
+
+    def _finish_stop(self, pod: FleetPod) -> None:
+        """Whatever is still inside is aborted, and the pod goes."""
+        if pod.gone_ps is not None:
+            return
+        assert pod.replica is not None
+        lost = pod.num_inflight
+        pod.gone_ps = self._now_ps  # before the records come back
+        pod.replica.kill("pod_deleted")
+        pod.keep(self._now_ps)
+        self._go(pod, lost)
+
+    def _go(self, pod: FleetPod, lost: int = 0) -> None:
+        now_ps = self._now_ps
+        pod.gone_ps = now_ps
+        self._live.remove(pod)
+        self._scraper.forget(pod, now_ps)
+        if self._nodes is not None and pod.nodes:
+            self._nodes.give(pod.nodes, self._spec.template.gpus)
+            self._watch_empty(pod.nodes)
+        self.log.event(now_ps, pod.number, "gone", f"{lost} requests aborted" if lost else "")
+        self._at(0, self._settle)
+
+    def _watch_empty(self, nodes: Sequence[int]) -> None:
+        assert self._nodes is not None
+        limit_ps = self._nodes.spec.remove_after_ps
+        if limit_ps is None:
+            return
+        for number in set(nodes):
+            if self._nodes.is_empty(number):
+                self._nodes.emptied[number] = self._now_ps
+                self._at(limit_ps, partial(self._remove_node, number, self._now_ps))
+
+    def _remove_node(self, number: int, since_ps: int) -> None:
+        assert self._nodes is not None
+        pool = self._nodes
+        still = pool.is_empty(number) and pool.emptied.get(number) == since_ps
+        if still and len(pool.free) > pool.spec.initial:
+            pool.remove(number)
+            self.log.event(self._now_ps, None, "node", f"node {number} is gone")
+
+    # --- control --------------------------------------------------------------------------
+
+    def _update(self, max_surge: int | float, max_unavailable: int | float) -> None:
+        self._revision += 1
+        self._limits = rollout(self._wanted, max_surge, max_unavailable)
+        self.log.event(self._now_ps, None, "update", f"revision {self._revision}")
+        self._settle()
+
+    def _scrape(self) -> None:
+        self._scraper.scrape(self._live, self._now_ps)
+
+    def _look(self, loop: str) -> None:
+        assert self._scaler is not None
+        now_ps = self._now_ps
+        pods = [self._seen(pod) for pod in self._live]
+        ready = sum(pod.is_ready for pod in self._live)
+        minute = (self._spec.start_minute + now_ps // (60 * PS)) % (7 * 24 * 60)
+        view = View(
+            now_ps,
+            minute,
+            pods,
+            Scale(self._wanted, sum(not pod.is_deleted for pod in self._live)),
+            ready,
+            partial(self._scraper.ask, now_ps=now_ps),
+        )
+        look = self._scaler.look(loop, view)
+        self.log.look(look)
+        if look.desired != self._wanted:
+            self._wanted = look.desired
+            self._settle()
+
+    def _seen(self, pod: FleetPod) -> Pod:
+        """The pod as the API server shows it; its Ready condition is unknown until its container runs."""
+        running = pod.first_running_ps is not None
+        return Pod(
+            pod.name,
+            "Running" if running else "Pending",
+            pod.is_ready if running else None,
+            pod.placed_ps,
+            pod.ready_changed_ps,
+            pod.is_deleted,
+        )
+
+    def _note(self) -> None:
+        ready = sum(pod.is_ready for pod in self._live)
+        present = sum(not pod.is_deleted for pod in self._live)
+        draining = len(self._live) - present
+        self.log.counts(self._now_ps, self._wanted, present, ready, draining)
+
+    # --- what others see ------------------------------------------------------------------
+
+    @property
+    def replicas(self) -> list[Replica]:
+        """Engines that run now."""
+        return [pod.replica for pod in self._by_replica if pod.replica is not None]
+
+    def gauges(self, now_ps: int) -> tuple[Gauges, ...]:
+        """Of every engine there was, by index; those that are gone as they were last."""
+        return tuple(pod.gauges(now_ps) for pod in self._by_replica)
+
+    @property
+    def engines(self) -> tuple[EngineStats, ...]:
+        """Counters of every engine there was, by index."""
+        return tuple(pod.stats for pod in self._by_replica)
+
+    def policies(self) -> tuple[dict[str, Any], ...]:
+        """Statistics of every engine's policy; empty in the stock modes."""
+        found = (pod.policy_stats for pod in self._by_replica)
+        return tuple(policy for policy in found if policy is not None)
+
+    def alive_ps(self, end_ps: int) -> tuple[int, ...]:
+        """How long every engine was there."""
+        return tuple(pod.alive_ps(end_ps) for pod in self._by_replica)
+
+    def history(self, end_ps: int) -> FleetHistory:
+        """What became of the pods until the run's end."""
+        template = self._spec.template
+        gpus = template.gpus * template.pods_per_replica
+        lives = tuple(pod.life(gpus, end_ps) for pod in self.pods)
+        spent = total(life.gpu_time for life in lives)
+        return FleetHistory(self.log, lives, spent, gpus, template.pods_per_replica)
+
+    def finish_run(self, end_ps: int) -> None:
+        """The run is over: whatever is inside is recorded as unfinished."""
+        for request in self._held:
+            self._on_record(_lost(request, None, "unfinished", "end_of_run"))
+        self._held.clear()
+        for pod in self._by_replica:
+            if pod.replica is not None:
+                pod.replica.finish_run(end_ps)
+
+    # --- time -----------------------------------------------------------------------------
+
+    def _at(
+        self,
+        delay_ps: int,
+        act: Callable[[], None],
+        priority: EventPriority = AFTER_REPLICAS,
+    ) -> None:
+        event = Event(self._env)
+        event._ok, event._value = True, None
+        event.callbacks = [lambda _: act()]
+        self._env.schedule(event, priority, delay_ps)
+
+    def _every(
+        self, period_ps: int, delay_ps: int, act: Callable[[], None], priority: EventPriority
+    ) -> None:
+        def again() -> None:
+            act()
+            if not self._is_over():
+                self._at(period_ps, again, priority)
+
+        self._at(delay_ps, again, priority)
+
+    @property
+    def _now_ps(self) -> int:
+        """SimPy calls its time a float; all our delays are ints."""
+        return self._env.now  # type: ignore[return-value]
+
+
+def make_scaler(spec: ScalerSpec) -> Scaler | None:
+    """The autoscaler that the spec names; None if there is none."""
+    if spec.hpa is not None:
+        return HpaScaler(spec.hpa, spec.controller, spec.rivals)
+    if spec.keda is not None:
+        return KedaScaler(spec.keda, spec.controller)
+    if spec.ratio is not None:
+        return RatioScaler(spec.ratio_rule, spec.ratio, spec.period_ps)
+    if spec.saturation is not None:
+        return SaturationScaler(spec.saturation, spec.period_ps)
+    return None
+
+
+def _lost(request: Request, finish_ps: int | None, outcome: str, reason: str) -> RequestRecord:
+    """What is kept of a request that no replica took."""
+    return RequestRecord(
+        index=request.index,
+        tier=request.tier,
+        tenant=request.tenant,
+        session=request.session,
+        stream=request.stream,
+        replica=None,
+        arrival_ps=request.arrival_ps,
+        first_scheduled_ps=None,
+        first_token_ps=None,
+        finish_ps=finish_ps,
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=0,
+        outcome=outcome,
+        reason=reason,
+    )

@@ -1,0 +1,273 @@
+"""`cluster:` of a scenario file as data: replicas, pods, who scales them and by what.
+
+Autoscaling objects stand in it as they are deployed: `hpa` is the spec of an autoscaling/v2 HorizontalPodAutoscaler,
+`keda` that of a ScaledObject. Times are seconds.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, Tag, model_validator
+
+from twin.scenario_distributions import (
+    ExponentialTime,
+    Instant,
+    LognormalTime,
+    Name,
+    Seconds,
+    Section,
+    Share,
+    UniformTime,
+    by_key,
+)
+
+Replicas = Annotated[int, Field(ge=1, le=10_000)]
+Whole = Annotated[int, Field(ge=0, le=10**6)]
+Positive = Annotated[float, Field(gt=0, le=10**9)]
+
+
+class TriangularTime(Section):
+    """A time between two, with one that is most likely."""
+
+    triangular: Annotated[list[Instant], Field(min_length=3, max_length=3)]
+    """[shortest, most likely, longest], seconds."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "TriangularTime":
+        low, mode, high = self.triangular
+        if not low <= mode <= high:
+            raise ValueError(
+                f"must ascend: [shortest, most likely, longest], got {self.triangular}"
+            )
+        return self
+
+
+PhaseTime = Annotated[
+    Annotated[Instant, Tag("[number]")]
+    | Annotated[TriangularTime, Tag("[triangular]")]
+    | Annotated[ExponentialTime, Tag("[exponential]")]
+    | Annotated[UniformTime, Tag("[uniform]")]
+    | Annotated[LognormalTime, Tag("[lognormal]")],
+    by_key("triangular", "uniform", "lognormal", "exponential", number=True),
+]
+
+
+class Phases(Section):
+    """How long each phase of a start takes; None = the published figure for the model and storage."""
+
+    image: PhaseTime | None = None
+    """Pulling the image."""
+    process: PhaseTime | None = None
+    """Container and Python, up to the engine's configuration."""
+    weights: PhaseTime | None = None
+    compile: PhaseTime | None = None
+    """Tracing and compilation."""
+    graphs: PhaseTime | None = None
+    """Capturing CUDA graphs."""
+    warm_up: PhaseTime | None = None
+    """The rest until the server answers."""
+
+
+class ColdStart(Section):
+    """How long a new replica takes until it serves."""
+
+    storage: Literal["gp3", "gp3-streamer", "io2-streamer", "nvme"] = "nvme"
+    """Where the weights are read from: 0.34, 1.1, 2.1 or 3 GB/s."""
+    image: Literal["cached", "pull"] = "cached"
+    """pull = the node has no image yet."""
+    compile_cache: Literal["cold", "cached"] = "cold"
+    """cached = vLLM finds what it compiled before."""
+    initial: Literal["warm", "cold"] = "warm"
+    """warm = the replicas of the beginning are Ready at 0; cold = they start then."""
+    phases: Phases = Phases()
+
+
+class Probe(Section):
+    """A probe of the container, in Kubernetes' keys."""
+
+    initialDelaySeconds: Whole = 0
+    periodSeconds: Annotated[int, Field(ge=1, le=3600)] = 10
+    failureThreshold: Annotated[int, Field(ge=1, le=10_000)] = 3
+    successThreshold: Annotated[int, Field(ge=1, le=100)] = 1
+    """More than 1 for readiness only."""
+
+
+class Probes(Section):
+    """The probes of the container; None = it has none of the kind, and without readiness a pod that runs is Ready."""
+
+    startup: Probe | None = None
+    liveness: Probe | None = None
+    readiness: Probe | None = Probe(periodSeconds=5)
+
+    @model_validator(mode="after")
+    def _sound(self) -> "Probes":
+        for kind in ("startup", "liveness"):
+            probe = getattr(self, kind)
+            if probe is not None and probe.successThreshold != 1:
+                raise ValueError(f"successThreshold of {kind} must be 1, as Kubernetes asks")
+        return self
+
+
+class Pod(Section):
+    """What all pods have in common."""
+
+    pods_per_replica: Annotated[int, Field(ge=1, le=64)] = 1
+    """A replica of several pods is one server over several nodes (LeaderWorkerSet); replicas are counted, not pods."""
+    pre_stop: Instant = 0.0
+    """Sleep of the preStop hook, before vLLM is told to stop."""
+    shutdown_timeout: Instant = 0.0
+    """vLLM's --shutdown-timeout: how long it goes on with what runs; 0 = it aborts."""
+    termination_grace_period: Instant = 30.0
+    """From the deletion to the kill."""
+    endpoint_lag: Instant = 0.0
+    """How long after its deletion requests still come to a pod."""
+    priority_class: Name | None = None
+    gpu_products: Annotated[list[Name], Field(min_length=1)] | None = None
+    """Values of the label nvidia.com/gpu.product that its node affinity takes; None = any."""
+    tolerates_gpu_taint: bool = True
+
+
+class Nodes(Section):
+    """The GPU nodes; without this section there is always room."""
+
+    gpus: Annotated[int, Field(ge=1, le=64)] = 8
+    """Of one node."""
+    initial: Annotated[int, Field(ge=0, le=10_000)] = 1
+    max: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """None = as many as at the beginning."""
+    provision: PhaseTime | None = None
+    """From the order of a node until it takes pods; None = around 240 s."""
+    remove_after: Instant | None = None
+    """A node beyond `initial` goes when it has been empty so long; None = it stays."""
+    gpu_product: Name | None = None
+    """Value of their label nvidia.com/gpu.product."""
+    has_gpu_taint: bool = False
+    """Whether pods need a toleration."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Nodes":
+        if self.max is not None and self.max < self.initial:
+            raise ValueError(f"max must be >= initial ({self.initial}), got {self.max}")
+        return self
+
+
+class Controller(Section):
+    """Flags of kube-controller-manager."""
+
+    sync_period: Seconds = 15.0
+    tolerance: Share = 0.1
+    downscale_stabilization: Instant = 300.0
+
+
+class Fault(Section):
+    """Something on the path of the metrics is broken for a while."""
+
+    kind: Literal["scrape", "frozen", "prometheus", "api", "empty", "nan"]
+    """What is broken; docs/autoscaling.md tells what each does."""
+    start: Instant
+    until: Seconds
+    pods: list[Whole] = Field(default=[])
+    """Numbers of the pods it is about, for scrape and frozen; empty = all."""
+    metric: Name | None = None
+    """The metric or trigger it is about; None = all."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Fault":
+        if self.until <= self.start:
+            raise ValueError(f"until must be later than start ({self.start:g}), got {self.until:g}")
+        if self.pods and self.kind not in ("scrape", "frozen"):
+            raise ValueError(f"pods: only scrape and frozen are about pods, not {self.kind}")
+        if self.metric and self.kind in ("scrape", "frozen"):
+            raise ValueError(f"metric: {self.kind} is about pods, not about a metric")
+        return self
+
+
+class Metrics(Section):
+    """How the state of replicas reaches the autoscaler."""
+
+    scrape_interval: Annotated[float, Field(ge=0.1, le=3600)] = 15.0
+    rule_interval: Annotated[float, Field(ge=0, le=3600)] = 0.0
+    """Recording rules are evaluated that often; 0 = queries look at the samples themselves."""
+    queries: dict[Name, Annotated[str, Field(min_length=1, max_length=2000)]] = Field(default={})
+    """Metric of the autoscaler -> PromQL. A metric with the name of one of vLLM's needs none."""
+    faults: list[Fault] = Field(default=[])
+
+
+class RollingUpdate(Section):
+    """A new revision of the deployment."""
+
+    at: Instant
+    max_surge: Annotated[str, Field(pattern=r"^\d{1,4}%?$")] = "25%"
+    """Pods beyond the replicas: a number, or a share, rounded up."""
+    max_unavailable: Annotated[str, Field(pattern=r"^\d{1,4}%?$")] = "25%"
+    """Pods that may be missing: a number, or a share, rounded down."""
+
+
+class Ratio(Section):
+    """AIBrix' PodAutoscaler, kpa or apa."""
+
+    min_replicas: Annotated[int, Field(ge=0, le=10_000)] = 1
+    max_replicas: Replicas
+    query: Annotated[str, Field(min_length=1, max_length=2000)] = "vllm:num_requests_running"
+    """Of a value for each pod."""
+    target: Positive
+    """Of that value, per pod."""
+    period: Seconds = 10.0
+    tolerance: Share = 0.1
+    max_rate: Annotated[float, Field(ge=1, le=1000)] = 2.0
+    """At most so many times the replicas at once, and at least the replicas divided by it."""
+    up_cooldown: Instant = 0.0
+    down_cooldown: Instant = 300.0
+    stable_window: Seconds = 180.0
+    """Of kpa."""
+    panic_window: Seconds = 60.0
+    """Of kpa."""
+    panic_threshold: Positive = 2.0
+    """Of kpa."""
+    guard_pending: bool = False
+    """Do not grow while pods are not Ready."""
+
+
+class Saturation(Section):
+    """llm-d's saturation rule."""
+
+    min_replicas: Annotated[int, Field(ge=0, le=10_000)] = 1
+    max_replicas: Replicas
+    period: Seconds = 30.0
+    kv_threshold: Share = 0.8
+    queue_threshold: Positive = 5.0
+    spare_kv: Share = 0.1
+    spare_queue: Instant = 3.0
+
+
+class Cluster(Section):
+    """Where requests go."""
+
+    replicas: Annotated[int, Field(ge=0, le=10_000)] = 1
+    """At the beginning; an autoscaler changes them."""
+    router: Name = "least_connections"
+    """Name in twin.cluster.router.ROUTERS."""
+    hpa: Any = None
+    """`spec` of an autoscaling/v2 HorizontalPodAutoscaler, or the name of a file that holds one."""
+    hpa_rivals: list[Name] = Field(default=[])
+    """Other HPAs whose target selects the same pods: then none of them scales."""
+    keda: Any = None
+    """`spec` of a KEDA ScaledObject, or the name of a file that holds one."""
+    apa: Ratio | None = None
+    kpa: Ratio | None = None
+    saturation: Saturation | None = None
+    controller: Controller = Controller()
+    metrics: Metrics = Metrics()
+    cold_start: ColdStart | None = None
+    """None = without probes and an autoscaler nothing starts; else the published figures of a local NVMe disk."""
+    probes: Probes = Probes()
+    pod: Pod = Pod()
+    priority_classes: list[Name] = Field(default=[])
+    """PriorityClasses of the cluster beside the two it always has."""
+    nodes: Nodes | None = None
+    rolling_updates: list[RollingUpdate] = Field(default=[])
+    holds_requests: bool = False
+    """Whether the gateway keeps requests while no pod is Ready; else it refuses them."""
+    start: Annotated[str, Field(pattern=r"^(Mon|Tue|Wed|Thu|Fri|Sat|Sun) \d\d:\d\d$")] = "Mon 00:00"
+    """Day and time of the week at second 0, for schedules."""
+    price_per_gpu_hour: Positive | None = None
+    """In any currency; None = GPU-hours only."""
