@@ -8,7 +8,8 @@ The core owns blocks, tokens and the prefix cache. Order, holding, caps, deadlin
 there is one; without one the core does what an unmodified vLLM server does.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from twin.engine.blocks import BlockKeys, BlockPool
@@ -20,68 +21,47 @@ from twin.engine.request import EngineRequest, Status
 class Step:
     """One planned step: who computes how many tokens, in order, and what the step's duration depends on."""
 
-    __slots__ = (
-        "aborted",
-        "admitted",
-        "again",
-        "decode_context",
-        "discarded",
-        "duration_ps",
-        "is_whole",
-        "limit",
-        "named_all",
-        "num_again",
-        "num_decodes",
-        "num_sampled",
-        "num_seqs",
-        "num_tokens",
-        "planned_preempted",
-        "preempted",
-        "prefill_pairs",
-        "sampled",
-        "scheduled",
-        "victims",
-    )
+    num_tokens = 0
+    num_seqs = 0
+    """Requests that compute something."""
+    num_sampled = 0
+    """Requests that get a token."""
+    prefill_pairs = 0
+    """(query, key) pairs of attention in prefill chunks."""
+    num_decodes = 0
+    decode_context = 0
+    """Keys attended to by all decodes together."""
+    preempted: Sequence[EngineRequest] = ()
+    """Victims of the running loop: blocks had run out."""
+    planned_preempted: Sequence[EngineRequest] = ()
+    """Victims the policy named before the step."""
+    aborted: Sequence[tuple[EngineRequest, str]] = ()
+    """Requests whose deadline had passed, with the reason."""
+    again: Mapping[EngineRequest, int] = MappingProxyType({})
+    """Those of the scheduled tokens that were computed before a preemption already."""
+    is_whole = True
+    """Whether `scheduled` lists everything; a fast core leaves out what goes on as ever."""
+    named_all = True
+    """Whether it did when the step was planned, those that have ended since included."""
+
+    duration_ps = 0
+    """Filled in by who knows how long steps take; so is what follows, by who measures."""
+    limit = "compute"
+    """What kept requests from going faster."""
+    victims: Sequence[Any] = ()
+    """Whom it preempted."""
+    num_again = 0
+    """Tokens that were computed before."""
+    discarded = 0
+    """Tokens of requests that ended after it was planned."""
 
     def __init__(self) -> None:
         self.scheduled: dict[EngineRequest, int] = {}
         """Request -> tokens it computes in this step."""
-        self.again: dict[EngineRequest, int] = {}
-        """Those of the scheduled tokens that were computed before a preemption already."""
         self.admitted: list[EngineRequest] = []
         """Requests that were waiting before."""
-        self.preempted: list[EngineRequest] = []
-        """Victims of the running loop: blocks had run out."""
-        self.planned_preempted: list[EngineRequest] = []
-        """Victims the policy named before the step."""
-        self.aborted: list[tuple[EngineRequest, str]] = []
-        """Requests whose deadline had passed, with the reason."""
-        self.num_tokens = 0
-        self.num_seqs = 0
-        """Requests that compute something."""
-        self.num_sampled = 0
-        """Requests that get a token."""
         self.sampled: set[EngineRequest] = set()
         """Requests that get a token from this step."""
-        self.prefill_pairs = 0
-        """(query, key) pairs of attention in prefill chunks."""
-        self.is_whole = True
-        """Whether `scheduled` lists everything; a fast core leaves out what goes on as ever."""
-        self.named_all = True
-        """Whether it did when the step was planned, those that have ended since included."""
-        self.num_decodes = 0
-        self.decode_context = 0
-        """Keys attended to by all decodes together."""
-        self.duration_ps = 0
-        """Filled in by who knows how long steps take; so is what follows, by who measures."""
-        self.limit = "compute"
-        """What kept requests from going faster."""
-        self.victims: Sequence[Any] = ()
-        """Whom it preempted."""
-        self.num_again = 0
-        """Tokens that were computed before."""
-        self.discarded = 0
-        """Tokens of requests that ended after it was planned."""
 
 
 class Output:
@@ -206,14 +186,14 @@ class EngineCore:
         for job, reason in plan.abort:
             request = self.requests[job.rid]
             self.abort(request, now, reason)
-            step.aborted.append((request, reason))
+            step.aborted = [*step.aborted, (request, reason)]
         return [self.requests[job.rid] for job in plan.preempt] if plan.preempt else []
 
     def _schedule(self, step: Step, victims: list[EngineRequest], now: float) -> None:
         for request in victims:
             self.running_requests.remove(request)
             self._preempt(request, now)
-            step.planned_preempted.append(request)
+            step.planned_preempted = [*step.planned_preempted, request]
         self._sort_running()
         budget = self._schedule_running(step, now)
         if not step.preempted:
@@ -267,7 +247,7 @@ class EngineCore:
                     index -= 1
                 budget += step.scheduled.pop(victim, 0)
                 self._preempt(victim, now)
-                step.preempted.append(victim)
+                step.preempted = [*step.preempted, victim]
                 if victim is request:
                     break
             else:
@@ -296,33 +276,36 @@ class EngineCore:
 
     def _schedule_waiting(self, step: Step, now: float, budget: int) -> None:
         """Admit from the head of the queue until one does not fit; nothing behind it is tried."""
-        config, waiting = self.config, self.waiting
+        config, waiting, size = self.config, self.waiting, self.config.block_size
         aside: list[EngineRequest] = []
-        while budget > 0 and waiting and len(self.running_requests) < config.active_limit:
+        limit = config.active_limit
+        while budget > 0 and len(self.running_requests) < limit and waiting:
             request = waiting.peek()
             if request.num_stale_output_tokens > 0:
                 # A result from before its preemption is still to come and may be its last token.
                 aside.append(waiting.pop(now))
                 continue
             hit = self._find_prefix(request)
-            num_hit = len(hit) * config.block_size
+            num_hit = len(hit) * size
             num_new = request.num_tokens - num_hit
             if 0 < self._limit < num_new:
                 num_new = self._limit
-            if not config.enable_chunked_prefill and num_new > budget:
-                break
-            num_new = min(num_new, budget)
-            reserve = self.pool.count_unreferenced(hit) - len(hit)
+            if num_new > budget:
+                if not config.enable_chunked_prefill:
+                    break
+                num_new = budget
+            num_computed = num_hit + num_new
+            whole = request.num_tokens if config.scheduler_reserve_full_isl else num_computed
+            need = -(-min(whole, self.max_model_len) // size) - len(hit)
+            if hit:
+                need += self.pool.count_unreferenced(hit)
             if self.running_requests:
-                reserve += self.watermark_blocks
-            whole = request.num_tokens if config.scheduler_reserve_full_isl else 0
-            need = self._blocks_missing(request, max(whole, num_hit + num_new))
-            if need + reserve > self.pool.num_free:
+                need += self.watermark_blocks
+            if need > self.pool.num_free:
                 break
             waiting.pop(now)
             self._admit(request, hit)
-            need = self._blocks_missing(request, num_hit + num_new)
-            self._allocate(request, need, num_hit + num_new)
+            self._allocate(request, self._blocks_missing(request, num_computed), num_computed)
             step.scheduled[request] = num_new
             step.admitted.append(request)
             budget -= num_new
@@ -375,7 +358,7 @@ class EngineCore:
             if again > 0:
                 request.recomputed_tokens += again
                 self.recomputed_tokens += again
-                step.again[request] = again
+                step.again = {**step.again, request: again}
             if num_new == 1 and computed >= request.num_prompt_tokens:
                 step.num_decodes += 1
                 step.decode_context += computed + 1

@@ -296,10 +296,10 @@ class FastCore(EngineCore):
 
     # --- update ---------------------------------------------------------------------------
 
-    def take_first_tokens(self, upto: int) -> Iterator[tuple[EngineRequest, int]]:
-        """First tokens of the plans up to `upto` as (request, plan); the policy is to be told of each."""
+    def take_first_tokens(self) -> Iterator[tuple[EngineRequest, int]]:
+        """First tokens of the known plans as (request, plan); the policy is to be told of each."""
         firsts = self.first_tokens
-        while firsts and firsts[0][0] <= upto:
+        while firsts and firsts[0][0] <= self.known:
             plan, request = firsts.popleft()
             if request.status is not Status.FINISHED:
                 yield request, plan
@@ -309,9 +309,7 @@ class FastCore(EngineCore):
 
         `admitted` are those that `plan` admitted: they came last in it.
         """
-        ending = self.decodes.ends.get(plan)
-        if ending is None:
-            return []
+        ending = self.decodes.ends[plan]
         if len(ending) > 1:
             new = {request: i for i, request in enumerate(admitted)}
             ending = sorted(ending, key=lambda r: (1, new[r]) if r in new else (0, self._order(r)))

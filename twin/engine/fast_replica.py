@@ -46,6 +46,8 @@ class FastReplica(Replica):
         self._idle_since = -1
         self._idle_visits = 0
         self._asleep = False
+        self._wake: float = math.inf  # of the policy, and the picosecond for it
+        self._wake_at_ps: float = math.inf
         self._early: list[
             EngineRequest
         ] = []  # whom the core has though they are due at the next boundary
@@ -131,8 +133,9 @@ class FastReplica(Replica):
         wake_ps: float = self._leaving[0][0] if self._leaving else math.inf
         if self.policy is not None:
             wake = self.policy.next_wake(to_seconds(now_ps))
-            if wake < math.inf:
-                wake_ps = min(wake_ps, ceil_ps(wake))
+            if wake != self._wake:
+                self._wake, self._wake_at_ps = wake, ceil_ps(wake) if wake < math.inf else wake
+            wake_ps = min(wake_ps, self._wake_at_ps)
         return wake_ps
 
     def _visit_after(self, steps: int) -> None:
@@ -140,8 +143,8 @@ class FastReplica(Replica):
         self._steps = steps
         if self._visit is not None:
             self._visit.callbacks = []
-        self._visit = self._after(self._jump.end(steps) - self._now_ps)
-        self._visit.callbacks = [self._look]
+        self._visit = visit = self._after(self._jump.end(steps) - self._now_ps)
+        visit.callbacks = [self._look]
 
     def _doze(self, now_ps: int) -> None:
         if self._idle_since == now_ps:
@@ -195,7 +198,7 @@ class FastReplica(Replica):
             return
         step = core.drop_oldest()
         core.known = plan
-        if core.first_tokens:
+        if core.first_tokens and core.first_tokens[0][0] <= core.known:
             self._tell_first_tokens()
         if plan in core.decodes.ends:
             for output in core.finish(plan, step.admitted, to_seconds(now_ps)):
@@ -239,7 +242,7 @@ class FastReplica(Replica):
             if self._counted_from is not None:
                 self._sizes.extend(repeat(size, alike))
             meter.decodes_begin(going_on, size, alike, next_ps - first_ps, last_ps, next_ps)
-        if core.first_tokens:
+        if core.first_tokens and core.first_tokens[0][0] <= core.known:
             self._tell_first_tokens()
 
     def _note_regular(
@@ -266,7 +269,7 @@ class FastReplica(Replica):
 
     def _tell_first_tokens(self) -> None:
         core = self._core
-        for request, plan in core.take_first_tokens(core.known):
+        for request, plan in core.take_first_tokens():
             now_ps = self._timeline.end(plan)
             if self.policy is not None:
                 self.policy.first_token(request.job, to_seconds(now_ps))

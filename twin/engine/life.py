@@ -18,6 +18,7 @@ class Life:
         "estimated_wait_ps",
         "first_scheduled_ps",
         "first_token_ps",
+        "is_impatient",
         "itl_ps",
         "last_token_ps",
         "queued_tokens",
@@ -41,11 +42,8 @@ class Life:
         arrival, ttft, total = request.arrival_ps, request.ttft_timeout_ps, request.total_timeout_ps
         self.ttft_deadline_ps = None if ttft is None else arrival + ttft
         self.deadline_ps = None if total is None else arrival + total
-
-    @property
-    def is_impatient(self) -> bool:
+        self.is_impatient = ttft is not None or total is not None
         """Whether its client may leave before the end."""
-        return self.ttft_deadline_ps is not None or self.deadline_ps is not None
 
     def token(self, now_ps: int) -> None:
         """A token comes."""

@@ -89,7 +89,8 @@ class Meter:
         )
         life.queued_tokens = request.prompt_tokens
         self._waits.wait(tier, request.prompt_tokens)
-        self._counts_work = self._counts_work or life.is_impatient
+        if life.is_impatient:
+            self._counts_work = True
 
     def starts(self, life: Life, now_ps: int) -> None:
         """A step begins that computes for a request that waited when it was planned."""
@@ -103,8 +104,10 @@ class Meter:
         self, life: Life, finish_ps: int | None, outcome: str, reason: str, now_ps: int
     ) -> None:
         """A request leaves the engine; its client did at `finish_ps`."""
-        self._unqueue(life)
-        self._stop_yielding(life.request.index)
+        if life.queued_tokens:
+            self._unqueue(life)
+        if self._yielding:
+            self._stop_yielding(life.request.index)
         if self._counts_work:
             work = self._work.pop(life.request.index, {})
             again = self._work_again.pop(life.request.index, {})
@@ -188,8 +191,9 @@ class Meter:
     def begins(self, step: Step, size: int, duration_ps: int, now_ps: int) -> None:
         """The oldest planned step begins and takes `duration_ps`; with padding it computes `size` tokens."""
         self._plans.popleft()
-        for life in step.victims:
-            life.stalled_since_ps = now_ps
+        if step.victims:
+            for life in step.victims:
+                life.stalled_since_ps = now_ps
         if self._counts_work:
             known = 0 if step.named_all else step.discarded
             step.discarded = known + self._share_work(step, size, duration_ps)

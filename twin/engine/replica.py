@@ -102,6 +102,7 @@ class Replica:
         self._config = config
         self._step_time = step_time
         self._on_record = on_record
+        self._priority = EventPriority(NORMAL + index)
         self._priorities = priorities or {}
         self._lives: dict[Hashable, Life] = {}
         self.policy = (
@@ -222,16 +223,16 @@ class Replica:
         life = Life(request, engine)
         if self.policy is not None:
             engine.job = Job(
-                rid=request.index,
-                arrival=arrival,
-                prompt_tokens=request.prompt_tokens,
-                max_tokens=limit,
-                tier=request.tier,
-                tenant=request.tenant,
-                ttft_deadline=_seconds(life.ttft_deadline_ps),
-                deadline=_seconds(life.deadline_ps),
+                request.index,
+                arrival,
+                request.prompt_tokens,
+                limit,
+                request.tier,
+                request.tenant,
+                _seconds(life.ttft_deadline_ps),
+                _seconds(life.deadline_ps),
             )
-        else:
+        elif life.is_impatient:
             for deadline_ps in (life.ttft_deadline_ps, life.deadline_ps):
                 if deadline_ps is not None:
                     heapq.heappush(self._leaving, (deadline_ps, request.index))
@@ -392,7 +393,7 @@ class Replica:
 
     def _complete(self, life: Life, reason: str) -> None:
         """The engine has produced its last token; whether that is in time is the client's to say."""
-        left = life.left(self._now_ps)
+        left = life.left(self._now_ps) if life.is_impatient else None
         if left is None:
             self._write(life, self._now_ps, "completed", reason)
         else:
@@ -400,13 +401,10 @@ class Replica:
 
     def _after(self, delay_ps: int) -> simpy.Event:
         """The event `delay_ps` from now. At one instant, replicas come in the order of their index."""
-        event = self._env.event()
+        event = simpy.Event(self._env)
         event._ok, event._value = True, None
-        self._schedule(event, delay_ps)
+        self._env.schedule(event, self._priority, delay_ps)
         return event
-
-    def _schedule(self, event: simpy.Event, delay_ps: int) -> None:
-        self._env.schedule(event, EventPriority(NORMAL + self.index), delay_ps)
 
     def _sleep(self) -> simpy.Event:
         """Until a request arrives, the policy may change its mind, or a client leaves."""
@@ -436,7 +434,7 @@ class Replica:
         if alarm is self._alarm:
             self._alarm = None
             alarm._ok, alarm._value = True, None
-            self._schedule(alarm, 0)
+            self._env.schedule(alarm, self._priority, 0)
 
     # --- clients --------------------------------------------------------------------------
 
