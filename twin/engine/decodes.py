@@ -6,7 +6,6 @@ needs another block are those of one residue modulo the block size.
 """
 
 import heapq
-from collections.abc import Iterator
 
 from twin.engine.request import EngineRequest
 
@@ -24,7 +23,8 @@ class Decodes:
         """Of members."""
         self.takers = [0] * block_size
         """Plan modulo block size -> members that need a block in it."""
-        self._sum_base = 0
+        self.sum_base = 0
+        """Of the members' bases."""
         self._resting_computed = 0
 
     def join(self, request: EngineRequest, plan: int, end: int) -> None:
@@ -42,7 +42,7 @@ class Decodes:
             self.ends[end] = [request]
             heapq.heappush(self._end_heap, end)
         self.takers[(1 - base) % self._block_size] += 1
-        self._sum_base += base
+        self.sum_base += base
 
     def rest(self, request: EngineRequest) -> None:
         """`request` computes no more tokens but still holds its slot and blocks: its last token is on its way."""
@@ -65,15 +65,15 @@ class Decodes:
         del self.members[request]
         self.number -= 1
         self.takers[(1 - request.base) % self._block_size] -= 1
-        self._sum_base -= request.base
+        self.sum_base -= request.base
 
     def context(self, plan: int) -> int:
         """Keys attended to by all members together in plan `plan`."""
-        return self._sum_base + plan * self.number
+        return self.sum_base + plan * self.number
 
     def computed(self, plan: int) -> int:
         """Tokens that all members, resting ones included, have computed after plan `plan`."""
-        return self._sum_base + plan * self.number + self._resting_computed
+        return self.sum_base + plan * self.number + self._resting_computed
 
     def everybody(self) -> list[EngineRequest]:
         """Members and resting ones."""
@@ -87,21 +87,6 @@ class Decodes:
         return heap[0] if heap else None
 
     # --- blocks ---------------------------------------------------------------------------
-
-    def takes(self, plan: int) -> int:
-        """Blocks that plan `plan` needs."""
-        return self.takers[plan % self._block_size]
-
-    def cycle(self, plan: int, plans: int) -> Iterator[tuple[int, int]]:
-        """(i, blocks) for those of the first `plans` plans from `plan` on, counted from 0, that need any.
-
-        No more than a block size of them: the rest repeats these.
-        """
-        size, takers = self._block_size, self.takers
-        for i in range(min(plans, size)):
-            blocks = takers[(plan + i) % size]
-            if blocks:
-                yield i, blocks
 
     def plans_within(self, plan: int, plans: int, free_blocks: int) -> int:
         """How many of the `plans` plans from `plan` on find the blocks they need among `free_blocks`."""

@@ -93,10 +93,11 @@ class FastCore(EngineCore):
         plan, decodes = self.planned + 1, self.decodes
         tokens = decodes.number
         blocks = decodes.takers[plan % self.config.block_size]
-        for request in self._partial:
-            num_new = self._chunk(request)
-            tokens += num_new
-            blocks += self._blocks_missing(request, request.num_computed_tokens + num_new)
+        if self._partial:
+            for request in self._partial:
+                num_new = self._chunk(request)
+                tokens += num_new
+                blocks += self._blocks_missing(request, request.num_computed_tokens + num_new)
         return tokens <= self._budget and blocks <= self.pool.num_free
 
     def _chunk(self, request: EngineRequest) -> int:
@@ -116,7 +117,7 @@ class FastCore(EngineCore):
         budget = self._budget - number
         if self._partial:
             budget -= self._go_on(step)
-        if len(self.waiting):
+        if len(self.waiting.requests):
             self._schedule_waiting(step, now, budget)
         if step.scheduled:
             self._account(step)
@@ -163,7 +164,7 @@ class FastCore(EngineCore):
         step.num_seqs += number
         step.num_sampled += number
         step.num_decodes += number
-        step.decode_context += self.decodes.context(plan)
+        step.decode_context += self.decodes.sum_base + plan * number
 
     def _join(self, request: EngineRequest, plan: int) -> None:
         if request.num_tokens == request.num_prompt_tokens:
@@ -210,7 +211,7 @@ class FastCore(EngineCore):
 
     def first(self) -> Any:
         """Who is to be admitted next, None if nobody: stands for a request or its job."""
-        if not len(self.waiting):
+        if not len(self.waiting.requests):
             return None
         return self.waiting.peek() if self.policy is None else self.policy.peek()
 
@@ -252,20 +253,24 @@ class FastCore(EngineCore):
         """
         decodes, size = self.decodes, self.config.block_size
         number = decodes.number
-        if len(self.waiting) and number < self._budget:
+        if len(self.waiting.requests) and number < self._budget:
             bool(self.waiting)  # each of the plans looks; the policy counts whom a cap stops
         before, last = plans - 1, self.planned + plans
         taken, total = [], 0
-        for i, blocks in decodes.cycle(self.planned + 1, before):
-            taken.append((i + 1, blocks))
-            total += blocks * ((before - i - 1) // size + 1)
+        takers, plan = decodes.takers, self.planned
+        for i in range(1, (before if before < size else size) + 1):
+            blocks = takers[(plan + i) % size]
+            if blocks:
+                taken.append((i, blocks))
+                total += blocks * ((before - i) // size + 1)
         if self._is_async and last - 1 in decodes.ends:
             self._rest(last)
-        blocks = decodes.takers[last % size]
+        blocks = takers[last % size]
         if blocks:
             taken.append((plans, blocks))
         if taken:
-            self._take_blocks(total + blocks)
+            self.pool.take(total + blocks)
+            self.held_blocks += total + blocks
         self.planned = self._at_plan = last
         in_flight = self.in_flight
         self.drop_oldest()
@@ -281,8 +286,9 @@ class FastCore(EngineCore):
     def drop_oldest(self) -> Step:
         """The oldest step in flight is over; what it gave to members is told by plan numbers."""
         step = self.in_flight.popleft()
-        for request, num_new in step.scheduled.items():
-            request.num_in_flight_tokens -= num_new
+        if step.scheduled:
+            for request, num_new in step.scheduled.items():
+                request.num_in_flight_tokens -= num_new
         return step
 
     def empty_slots(self) -> int:
@@ -290,8 +296,9 @@ class FastCore(EngineCore):
         if not self.is_fast:
             size = self.config.block_size
             return sum(r.num_blocks * size - r.num_computed_tokens for r in self.running_requests)
-        partial = sum(request.num_computed_tokens for request in self._partial)
-        computed = self.decodes.computed(self.planned) + partial
+        computed = self.decodes.computed(self.planned)
+        if self._partial:
+            computed += sum(request.num_computed_tokens for request in self._partial)
         return self.held_blocks * self.config.block_size - computed
 
     # --- update ---------------------------------------------------------------------------

@@ -178,7 +178,7 @@ class Meter:
         left = config.token_budget - tokens
         if left <= 0:
             return "tokens"
-        if not len(core.waiting):
+        if not len(core.waiting.requests):
             return "compute"
         if core.waiting:
             if len(core.running_requests) >= config.active_limit:
@@ -203,11 +203,14 @@ class Meter:
         self._take_time(step, size, duration_ps)
 
     def _take_time(self, step: Step, size: int, duration_ps: int) -> None:
-        self.time.ran(step.limit, step.num_tokens, size, duration_ps)
+        time, tokens = self.time, step.num_tokens
+        time.limit_ps[step.limit] += duration_ps
+        if size > tokens:
+            add(time.padded, size, size - tokens, duration_ps)
         if step.num_again:
-            add(self.time.recomputed, size, step.num_again, duration_ps)
+            add(time.recomputed, size, step.num_again, duration_ps)
         if step.discarded:
-            add(self.time.wasted, size, step.discarded, duration_ps)
+            add(time.wasted, size, step.discarded, duration_ps)
 
     def _share_work(self, step: Step, size: int, duration_ps: int) -> int:
         """Note for each request its part of the step; returns the tokens of those that have ended."""
@@ -241,8 +244,10 @@ class Meter:
 
         They take `total_ps` in all, the last one from `last_ps` to `end_ps`; each computes `size` tokens, padded.
         """
-        tokens = step.num_tokens
-        self.time.ran(step.limit, tokens, size, total_ps)
+        tokens, time = step.num_tokens, self.time
+        time.limit_ps[step.limit] += total_ps
+        if size > tokens:
+            add(time.padded, size, size - tokens, total_ps)
         self._step, self._size = step, size
         self._step_ps, self.step_end_ps = end_ps - last_ps, end_ps
         self.decode_tokens += steps * tokens

@@ -5,7 +5,7 @@
 
 from bisect import insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import Any, Protocol
 
 from twin.engine.request import EngineRequest
@@ -13,6 +13,10 @@ from twin.engine.request import EngineRequest
 
 class WaitingQueue(Protocol):
     """What the engine asks of whoever holds the waiting requests."""
+
+    @property
+    def requests(self) -> Sized:
+        """All that wait."""
 
     def __len__(self) -> int: ...
     def __bool__(self) -> bool: ...
@@ -39,7 +43,7 @@ class FcfsQueue:
     """vLLM's `policy=fcfs`: arrival order, preempted requests at the front."""
 
     def __init__(self) -> None:
-        self._queue: deque[EngineRequest] = deque()
+        self.requests = self._queue = deque[EngineRequest]()
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -70,7 +74,7 @@ class PriorityQueue:
     """vLLM's `policy=priority`: smallest (priority, arrival) first, ties in the order of arrival."""
 
     def __init__(self) -> None:
-        self._queue: list[tuple[tuple[int, float, int], EngineRequest]] = []
+        self.requests = self._queue = list[tuple[tuple[int, float, int], EngineRequest]]()
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -95,7 +99,7 @@ class PriorityQueue:
             self.add(request, now)
 
     def remove(self, request: EngineRequest) -> None:
-        self._queue = [entry for entry in self._queue if entry[1] is not request]
+        self._queue[:] = [entry for entry in self._queue if entry[1] is not request]
 
 
 def _priority_key(request: EngineRequest) -> tuple[int, float, int]:
@@ -110,7 +114,7 @@ class PolicyQueue:
 
     def __init__(self, policy: Any) -> None:
         self._policy = policy
-        self._waiting: dict[Any, EngineRequest] = {}  # by rid
+        self.requests = self._waiting = dict[Any, EngineRequest]()  # by rid
         self._now = 0.0
 
     def __len__(self) -> int:

@@ -46,12 +46,6 @@ class EngineTime:
     wasted: TokenTime = field(default_factory=dict)
     """Tokens of requests whose client left, and tokens computed after a request had ended."""
 
-    def ran(self, limit: str, tokens: int, size: int, duration_ps: int) -> None:
-        """Steps of `tokens` scheduled tokens, `size` with padding, took `duration_ps` in all."""
-        self.limit_ps[limit] += duration_ps
-        if size > tokens:
-            add(self.padded, size, size - tokens, duration_ps)
-
     def waste(self, work: Mapping[int, int], again: Mapping[int, int]) -> None:
         """All work for a request was in vain; `again` of it was counted as recomputed until now."""
         for size, token_ps in work.items():

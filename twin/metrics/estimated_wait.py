@@ -46,6 +46,10 @@ class _Starts:
             self._starts.popleft()
             self._tokens -= self._starts[0][1]
 
+    def clear(self) -> None:
+        self._starts.clear()
+        self._tokens = 0
+
     def rate(self, now_ps: int) -> tuple[int, int]:
         """(tokens, picoseconds they took)."""
         return (self._tokens, now_ps - self._starts[0][0]) if self._starts else (0, 0)
@@ -84,7 +88,7 @@ class WaitEstimate:
             for rank, starts in enumerate(self._starts):
                 if len(starts) >= ENOUGH:
                     self._known[rank] = starts.rate(now_ps)
-            self._starts = [_Starts() for _ in self._starts]
+                starts.clear()
 
     def estimate(
         self, tier: str, tokens: int, is_full: bool, is_queueing: bool, lag_ps: int, now_ps: int

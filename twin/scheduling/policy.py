@@ -77,6 +77,7 @@ class Policy:
         self._capped: list[Entry] = []  # first jobs of tiers that a cap stops, known with the head
         self._statistics = [TierStatistics() for _ in tiers]
         self._log = DecisionLog()
+        self._watching = False
 
     # --- what a job goes through ----------------------------------------------------------
 
@@ -102,7 +103,8 @@ class Policy:
             statistics.present["held"] += 1
             self._num_held += 1
             hold.add(entry, now, self.pressure)
-            self._note(entry, now, "held", "until %.6f or a full batch", hold.release_at)
+            if self._watching:
+                self._note(entry, now, "held", "until %.6f or a full batch", hold.release_at)
 
     def start(self, job: Job, now: float) -> None:
         """The host took the job off the queue."""
@@ -123,7 +125,8 @@ class Policy:
         if entry.tag is not None:
             self._fair.start(entry.tag)
         self._move(entry, RUNNING)
-        self._note(entry, now, "started", "rank %d", entry.rank)
+        if self._watching:
+            self._note(entry, now, "started", "rank %d", entry.rank)
 
     def undo_start(self, job: Job, now: float) -> None:
         """A job the host took off but set aside waits again, as if it had not been taken."""
@@ -140,7 +143,8 @@ class Policy:
             self._fair.undo_start(entry.tag)
         self._move(entry, READY)
         self._put(entry)
-        self._note(entry, now, "set aside", "a result from before its preemption is in flight")
+        if self._watching:
+            self._note(entry, now, "set aside", "a result from before its preemption is in flight")
 
     def take_back(self, job: Job) -> None:
         """The host takes a submit back that it made in advance; nothing has been decided about the job."""
@@ -164,16 +168,18 @@ class Policy:
             self._statistics[entry.tier].planned_preemptions += 1
         else:
             self._statistics[entry.tier].reactive_preemptions += 1
-        self._note(
-            entry, now, "preempted", "for a job ranked above" if planned else "out of blocks"
-        )
+        if self._watching:
+            self._note(
+                entry, now, "preempted", "for a job ranked above" if planned else "out of blocks"
+            )
 
     def first_token(self, job: Job, now: float) -> None:
         """The job's first token is known. One that comes after its deadline does not save it."""
         entry = self._entries[job.rid]
         if job.ttft_deadline is None or now <= job.ttft_deadline:
             entry.has_token = True
-        self._note(entry, now, "first token")
+        if self._watching:
+            self._note(entry, now, "first token")
 
     def gone(self, job: Job, now: float, reason: str, output_tokens: int) -> None:
         """The job has left: reason "finished", or why it was aborted. Unknown ones are ignored."""
@@ -196,7 +202,8 @@ class Policy:
             statistics.estimate_error_tokens += entry.expected - output_tokens
             statistics.estimate_abs_error_tokens += abs(entry.expected - output_tokens)
         self._head_known = False
-        self._note(entry, now, "gone", "%s, %d tokens", reason, output_tokens)
+        if self._watching:
+            self._note(entry, now, "gone", "%s, %d tokens", reason, output_tokens)
 
     # --- what the host asks ---------------------------------------------------------------
 
@@ -220,7 +227,7 @@ class Policy:
             self._release(now)
         preempt = self._plan_preemptions(host, abort) if self._num_ready else []
         self._head_known = False
-        if self._log.logs:
+        if self._watching:
             self._note_waiting(now, host)
         return Plan(abort, preempt) if abort or preempt else self._nothing
 
@@ -268,7 +275,8 @@ class Policy:
     @property
     def pressure(self) -> float:
         """How much the first tier queues: its waiting jobs / 10, 1 at most."""
-        return self.pressure_without(())
+        present = self._statistics[0].present
+        return min((present["held"] + present["ready"]) / FULL_PRESSURE, 1.0)
 
     def pressure_without(self, jobs: Iterable[Job]) -> float:
         """`pressure` as if these waiting jobs were not there."""
@@ -292,6 +300,7 @@ class Policy:
 
     def watch(self, rid: Hashable) -> None:
         """Log every decision about `rid` from now on."""
+        self._watching = True
         self._log.watch(rid)
 
     def log(self, rid: Hashable) -> list[Decision]:
@@ -340,7 +349,8 @@ class Policy:
             entry.tag = self._fair.enter(entry.job.tenant, entry.size)
         self._age(entry, now)
         self._queue(entry)
-        self._note(entry, now, "ready", "rank %d", entry.rank)
+        if self._watching:
+            self._note(entry, now, "ready", "rank %d", entry.rank)
 
     def _queue(self, entry: Entry) -> None:
         """A ready job enters the queue of its rank, with new keys."""
@@ -442,7 +452,8 @@ class Policy:
             entry.promotions += 1
             entry.promote_at += after
             self._statistics[entry.tier].promotions += 1
-            self._note(entry, now, "promoted", "to rank %d", entry.rank)
+            if self._watching:
+                self._note(entry, now, "promoted", "to rank %d", entry.rank)
 
     def _promote(self, now: float) -> None:
         heap = self._promotions
@@ -498,7 +509,8 @@ class Policy:
                     self._unqueue(entry)
                 entry.ending = True
                 aborts.append((entry.job, reason))
-                self._note(entry, now, "abort", reason)
+                if self._watching:
+                    self._note(entry, now, "abort", reason)
         return aborts
 
     # --- preemption -----------------------------------------------------------------------
