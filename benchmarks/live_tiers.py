@@ -1,6 +1,6 @@
 """The same traffic on a live server, stock and under a policy, and what the twin says of both.
 
-    python -m benchmarks.live_tiers [--policy tiered] [--runs 3] [--out FILE.json]
+    python -m benchmarks.live_tiers [--policy tiered] [--runs 4] [--out FILE.json]
 
 24 OFFLINE requests come first, then ONLINE ones while slots and KV blocks are short. OFFLINE replies are not streamed:
 on a machine of few cores a client that reads thousands of small pieces takes them from the server. The twin's step
@@ -119,16 +119,16 @@ def live(server: Server, seed: int):
 def measure(server: Server, record: Path, runs: int):
     """Runs of the traffic, a calibration before each: the machine is not the same all the time."""
     designed, outside, found = [], [], []
-    for seed in range(runs):
+    for run in range(runs):
         before = len(read_rows(record)[0])
-        calls = list(sweep(ENGINE["max_num_seqs"], ENGINE["max_model_len"], random.Random(seed)))
+        calls = list(sweep(ENGINE["max_num_seqs"], ENGINE["max_model_len"], random.Random(run)))
         assert all(r.status == 200 for r in asyncio.run(play(server.url, NAME, calls)))
         designed += read_rows(record)[0][before:]
         lone = [Call(i * 0.1, text_of(64, random.Random(i)), 2) for i in range(20)]
         seen = asyncio.run(play(server.url, NAME, lone))
         steps, firsts = read_rows(record)
         outside.append(median_gap([r.ttft_s for r in seen], firsts[-len(lone) :]))
-        found.append(live(server, seed))
+        found.append(live(server, 0))
         own = read_rows(record)[0][len(steps) :]
         found[-1]["longest_step_s"] = max(row["duration_s"] for row in own)
     return found, fit_steps(designed, float(np.median(outside)))
@@ -152,7 +152,7 @@ def predicted(loaded, frontend_s: float):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--policy", default="tiered")
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--runs", type=int, default=4)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -172,20 +172,20 @@ def main() -> None:
             say_to_stderr(json.dumps({policy: [found, vars(fit)]}))
             fitted = folder / f"{policy}.json"
             fitted.write_text(json.dumps(profile(fit)))
-            out["twin"][policy] = [
-                predicted(scenario(folder, policy, traffic(seed), fitted), fit.frontend_s)
-                for seed in range(args.runs)
-            ]
-    stock, ours = (
-        np.array([[r["online_ttft_p99"] for r in out[k][p]] for k in ("runs", "twin")])
-        for p in policies
-    )
-    (live_ratio, twin_ratio) = stock / ours
-    out["ratio"] = {
-        "live": live_ratio.tolist(), "twin": twin_ratio.tolist(),
-        "error": float(np.mean(twin_ratio) / np.mean(live_ratio) - 1),
-        "spread": float((live_ratio.max() - live_ratio.min()) / live_ratio.mean()),
-    }  # fmt: skip
+            told = scenario(folder, policy, traffic(0), fitted)
+            out["twin"][policy] = predicted(told, fit.frontend_s)
+    stock, ours = (np.array([r["online_ttft_p99"] for r in out["runs"][p]]) for p in policies)
+    twin = [out["twin"][p]["online_ttft_p99"] for p in policies]
+    live_ratio = float(np.median(stock) / np.median(ours))
+    out["stock_to_policy"] = {
+        "live": live_ratio,
+        "twin": twin[0] / twin[1],
+        "error": twin[0] / twin[1] / live_ratio - 1,
+        # Of the ratios of all pairs of runs, the middle half.
+        "spread": float(
+            np.subtract(*np.percentile(np.divide.outer(stock, ours), [75, 25])) / live_ratio
+        ),
+    }
     print(json.dumps(out, indent=1))
     if args.out:
         args.out.write_text(json.dumps(out, indent=1))

@@ -229,6 +229,8 @@ class PolicyScheduling:
                 logger.warning(
                     "vllm_xargs.%s %s; the default is used, now and later", name, problem
                 )
+            if self._exporter is not None:
+                self._exporter.bad_hint(name)
         arrival = self.arrival_of(request)
         return Job(
             rid=request.request_id,
