@@ -1,8 +1,8 @@
 """The fast engine gives what the stepped one gives, to the byte: records, counters, policy, final state of the pool."""
 
 import random
-from array import array
 from dataclasses import asdict, replace
+from itertools import accumulate
 from math import inf
 
 import pytest
@@ -17,7 +17,7 @@ from twin.clock import to_ps
 from twin.engine.decodes import Decodes
 from twin.engine.fast_core import FastCore
 from twin.engine.fast_replica import FastReplica
-from twin.engine.jump import Jump
+from twin.engine.jump import add_ends
 from twin.engine.replica import Replica
 from twin.engine.runs import RunPool
 from twin.metrics.records import RequestRecord
@@ -190,7 +190,7 @@ class TimeForgotten(FastReplica):
 
 class ArrivalForgotten(FastReplica):
     def _wake_up(self):
-        if self._jump is None:
+        if not self._ends_ps:
             super()._wake_up()
 
 
@@ -234,20 +234,9 @@ runs = st.lists(
 )
 
 
-@given(runs, st.integers(0, 10**9), st.data())
-def test_a_jump_is_its_steps(runs, start, data):
-    jump = Jump(start, runs)
+@given(runs, st.integers(0, 10**9))
+def test_the_ends_of_runs_are_sums(runs, start):
     durations = [first + i * growth for count, first, growth in runs for i in range(count)]
-    ends = [start + sum(durations[:n]) for n in range(len(durations) + 1)]
-    steps = data.draw(st.integers(1, len(durations)))
-    assert [jump.end(n) for n in range(len(ends))] == ends
-    written = array("q")
-    jump.write_ends(written, steps)
-    assert list(written) == ends[1 : steps + 1]
-    instant = data.draw(st.integers(start, ends[-1]))
-    first = next(n for n, end in enumerate(ends) if n and end >= instant)
-    assert jump.first_boundary(instant) == first
-    if steps < len(durations):
-        rest = jump.after(steps)
-        assert rest.start_ps == ends[steps]
-        assert rest.end(len(durations) - steps) == ends[-1]
+    ends = [start]
+    add_ends(ends, runs)
+    assert ends == list(accumulate(durations, initial=start))

@@ -7,6 +7,7 @@ Records, counters and final state are those of `Replica`, to the byte.
 
 import math
 from array import array
+from bisect import bisect_left
 from dataclasses import replace
 from itertools import repeat
 from typing import Any
@@ -16,12 +17,15 @@ from simpy.events import Event
 from twin.clock import ceil_ps, to_seconds
 from twin.engine.core import EngineCore, Step
 from twin.engine.fast_core import FastCore
-from twin.engine.jump import Jump
+from twin.engine.jump import add_ends
 from twin.engine.replica import MAX_IDLE_PLANS, EngineStats, Replica, Stuck
 from twin.engine.request import EngineRequest
 from twin.metrics.gauges import Gauges
 from twin.metrics.token_times import StepGaps, Timeline
 from twin.workload.request import Request
+
+MOST_PLANS = 256
+"""Plans that are made in passing at most: when their steps end is written down in advance."""
 
 
 class FastReplica(Replica):
@@ -40,8 +44,11 @@ class FastReplica(Replica):
         self._timeline.first = 1
         self._counted_from: int | None = None  # first plan whose time is shared among its requests
         self._sizes = array("q")  # tokens computed, with padding, by plan from that one on
-        self._jump: Jump | None = None
-        self._steps = 0  # of the jump, until the next visit
+        # The jump: when its steps are over, ends[0] being its start; how many are, as far as the books go; and how many
+        # will be at the next visit.
+        self._ends_ps: list[int] = []
+        self._over = 0
+        self._visit_at = 0
         self._visit: Event | None = None
         self._idle_since = -1
         self._idle_visits = 0
@@ -66,9 +73,9 @@ class FastReplica(Replica):
         if self._asleep:
             self._meter.wakes(now_ps)
             self._asleep = False
-        if self._jump is not None:
-            self._land(self._jump, self._steps, now_ps)
-            self._jump = None
+        if self._ends_ps:
+            self._land(now_ps)
+            self._ends_ps = []
             self._early.clear()
         if self._inbox or self._leaving:
             self._take_in()
@@ -102,19 +109,23 @@ class FastReplica(Replica):
         if oldest.admitted:
             self._begin_admitted(oldest, now_ps)
         self._begins(oldest, oldest.duration_ps, now_ps)
-        runs = [(1, step.duration_ps, 0) for step in core.in_flight]
-        plans = core.regular_plans()
+        self._ends_ps = ends = [now_ps]
+        for step in core.in_flight:
+            ends.append(ends[-1] + step.duration_ps)
+        steps = 1
+        plans = min(core.regular_plans(), MOST_PLANS)
         if plans:
             number = core.decodes.number
             context = core.decodes.context(core.planned + 1)
-            runs += self._step_time.decode_runs(number, number, number, number, context, plans)
-        self._jump = jump = Jump(now_ps, runs)
-        steps = plans + 1
-        if steps > 1 and (self.policy is not None or self._leaving):
-            wake_ps = self._wake_ps(now_ps)
-            if wake_ps <= jump.end(steps):
-                steps = jump.first_boundary(int(wake_ps))
-        self._visit_after(steps)
+            times = self._step_time
+            add_ends(ends, times.decode_runs(number, number, number, number, context, plans))
+            steps = plans + 1
+            if self.policy is not None or self._leaving:
+                wake_ps = self._wake_ps(now_ps)
+                if wake_ps <= ends[steps]:
+                    steps = max(1, bisect_left(ends, wake_ps))
+        self._over = 0
+        self._visit_after(steps, now_ps)
 
     def _begins(self, step: Step, duration_ps: int, now_ps: int) -> None:
         """An explicit step of this length begins."""
@@ -138,12 +149,12 @@ class FastReplica(Replica):
             wake_ps = min(wake_ps, self._wake_at_ps)
         return wake_ps
 
-    def _visit_after(self, steps: int) -> None:
-        assert self._jump is not None
-        self._steps = steps
+    def _visit_after(self, steps: int, now_ps: int) -> None:
+        """Be there when so many steps of the jump are over."""
+        self._visit_at = steps
         if self._visit is not None:
             self._visit.callbacks = []
-        self._visit = visit = self._after(self._jump.end(steps) - self._now_ps)
+        self._visit = visit = self._after(self._ends_ps[steps] - now_ps)
         visit.callbacks = [self._look]
 
     def _doze(self, now_ps: int) -> None:
@@ -162,11 +173,11 @@ class FastReplica(Replica):
 
         If nothing will be decided there, the queue gets it now, as of that boundary, and nobody need be there.
         """
-        jump, core = self._jump, self._core
-        if jump is None:
+        core, ends, following = self._core, self._ends_ps, self._over + 1
+        if not ends:
             super()._wake_up()
-        elif self._steps > 1:
-            boundary_ps = jump.end(1)
+        elif following < self._visit_at:
+            boundary_ps = ends[following]
             first = core.first()
             for request in self._inbox:
                 engine = self._lives[request.index].engine
@@ -174,18 +185,19 @@ class FastReplica(Replica):
                 self._early.append(engine)
             self._inbox.clear()
             if core.first() is not first or not (self.policy is None or self.policy.is_settled):
-                self._visit_after(1)
+                self._visit_after(following, self._now_ps)
             elif self.policy is not None or self._leaving:
                 wake_ps = self._wake_ps(boundary_ps)
-                if wake_ps <= jump.end(self._steps - 1):
-                    self._visit_after(jump.first_boundary(int(wake_ps)))
+                if wake_ps <= ends[self._visit_at - 1]:
+                    steps = max(following, bisect_left(ends, wake_ps))
+                    self._visit_after(steps, self._now_ps)
 
-    def _land(self, jump: Jump, steps: int, now_ps: int) -> None:
-        """`steps` steps of the jump are over: take in what they gave."""
+    def _land(self, now_ps: int) -> None:
+        """Take in what the steps of the jump gave."""
         core = self._core
         self._visit = None
-        if steps > 1:
-            self._advance(jump, steps - 1)
+        if self._visit_at - self._over > 1:
+            self._advance(self._visit_at - 1)
         self._timeline.ends_ps.append(now_ps)
         plan = core.known + 1
         if self._leaving:
@@ -207,17 +219,19 @@ class FastReplica(Replica):
             if not step.duration_ps:
                 step.duration_ps = self._duration(step)
 
-    def _advance(self, jump: Jump, steps: int) -> None:
-        """`steps` steps of the jump are over and as many plans are made, with nothing else to do at their ends."""
-        core, meter, ends = self._core, self._meter, self._timeline.ends_ps
-        begun = len(ends)  # steps that were over
-        jump.write_ends(ends, steps)
-        first_ps, last_ps, next_ps = ends[begun], ends[-1], jump.end(steps + 1)
+    def _advance(self, over: int) -> None:
+        """`over` steps of the jump are, and a plan was made at the end of each, with nothing else to do there."""
+        core, meter, ends = self._core, self._meter, self._ends_ps
+        steps = over - self._over
+        passed = ends[self._over + 1 : over + 1]
+        self._timeline.ends_ps.extend(passed)
+        first_ps, last_ps, next_ps = passed[0], passed[-1], ends[over + 1]
         explicit = core.in_flight[1] if len(core.in_flight) > 1 else None
         number = core.decodes.number
         taken = core.make_regular(steps)
-        self._note_regular(steps, begun, number, taken)
+        self._note_regular(passed, number, taken)
         core.known += steps
+        self._over = over
 
         # As many steps began, `explicit` first.
         going_on = core.going_on
@@ -226,7 +240,7 @@ class FastReplica(Replica):
         if explicit is not None:
             if explicit.admitted:
                 self._begin_admitted(explicit, first_ps)
-            second_ps = next_ps if steps == 1 else ends[begun + 1]
+            second_ps = next_ps if steps == 1 else passed[1]
             self._begins(explicit, second_ps - first_ps, first_ps)
             alike, first_ps = steps - 1, second_ps
             ahead = core.in_flight[-1]
@@ -245,22 +259,25 @@ class FastReplica(Replica):
         if core.first_tokens and core.first_tokens[0][0] <= core.known:
             self._tell_first_tokens()
 
-    def _note_regular(
-        self, steps: int, begun: int, number: int, taken: list[tuple[int, int]]
-    ) -> None:
-        """Blocks and slots after that many plans of `number` tokens, of which plan i took `taken` blocks at its end."""
-        core, ends, size = self._core, self._timeline.ends_ps, self._config.block_size
+    def _note_regular(self, plans_ps: list[int], number: int, taken: list[tuple[int, int]]) -> None:
+        """Blocks and slots after plans of `number` tokens at these instants, of which plan i, from 1, took `taken`."""
+        core, size, steps, last_ps = (
+            self._core,
+            self._config.block_size,
+            len(plans_ps),
+            plans_ps[-1],
+        )
         blocks_ps = 0
         for i, blocks in taken:
             if i < steps:
-                blocks_ps += blocks * sum(ends[begun + i - 1 : begun + steps - 1 : size])
+                blocks_ps += blocks * sum(plans_ps[i - 1 : -1 : size])
             else:
-                blocks_ps += blocks * ends[-1]
+                blocks_ps += blocks * last_ps
         # Each plan fills a slot for each member; the last one may have left some members out.
-        filled_ps = number * (ends[-1] if steps == 1 else sum(ends[begun:]))
+        filled_ps = number * sum(plans_ps)
         left_out = number - core.decodes.number
         if left_out:
-            filled_ps -= left_out * ends[-1]
+            filled_ps -= left_out * last_ps
         used = core.pool.num_usable - core.pool.num_free
         self._used_changes_ps += blocks_ps
         self._empty_changes_ps += size * blocks_ps - filled_ps
@@ -304,7 +321,7 @@ class FastReplica(Replica):
         super().submit(request)
         if self._counted_from is None and self._meter.counts_work:
             # The step that runs has begun already.
-            self._counted_from = self._timeline.last + (1 if self._jump is None else 2)
+            self._counted_from = self._timeline.last + (2 if self._ends_ps else 1)
 
     def gauges(self, now_ps: int) -> Gauges:
         """The state just before `now_ps`."""
@@ -331,14 +348,10 @@ class FastReplica(Replica):
 
     def _catch_up(self, instant_ps: int) -> None:
         """Take in the boundaries before `instant_ps`."""
-        jump = self._jump
-        if jump is None or self._steps == 1:
-            return
-        steps = min(jump.first_boundary(instant_ps) - 1, self._steps - 1)
-        if steps:
-            self._advance(jump, steps)
-            self._jump = jump.after(steps)
-            self._steps -= steps
+        ends, over = self._ends_ps, self._over
+        if ends and self._visit_at - over > 1 and ends[over + 1] < instant_ps:
+            over = min(bisect_left(ends, instant_ps, over + 1), self._visit_at) - 1
+            self._advance(over)
             self._early.clear()
 
     def forget_past(self) -> None:
@@ -366,13 +379,13 @@ class FastReplica(Replica):
         super().kill(reason)
         if self._visit is not None:
             self._visit.callbacks = []
-        self._jump = None
+        self._ends_ps = []
 
     def _close(self, end_ps: int) -> None:
         """Nothing after `end_ps` counts."""
         self._catch_up(end_ps)
-        if self._jump is not None:
-            self._timeline.ends_ps.append(self._jump.end(1))
+        if self._ends_ps:
+            self._timeline.ends_ps.append(self._ends_ps[self._over + 1])
         for request in self._core.decodes.everybody():
             self._core.write_out(request)
             self._give_tokens(request)
