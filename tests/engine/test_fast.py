@@ -184,8 +184,8 @@ class WaitingForgotten(FastCore):
 
 
 class TimeForgotten(FastReplica):
-    def _wake_ps(self):
-        return super()._wake_ps() + 10**11  # about a step
+    def _wake_ps(self, now_ps):
+        return super()._wake_ps(now_ps) + 10**11  # about a step
 
 
 class ArrivalForgotten(FastReplica):
