@@ -1,6 +1,10 @@
 """`twin trace ...` as a person uses it: what is printed, what is written, and the exit status."""
 
 import json
+import os
+import pty
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +12,7 @@ from typer.testing import CliRunner
 
 from tests.runs import azure_csv
 from twin.cli import app
+from twin.workload import check
 from twin.workload.formats import own
 from twin.workload.formats.rows import TraceRow
 
@@ -117,3 +122,21 @@ def test_speeds_that_cannot_be(twin, trace, tmp_path, speedup):
     status, _, err = twin("trace", "convert", trace, tmp_path / "t.csv", "--speedup", speedup)
     assert status == 2
     assert err == f"error: --speedup {speedup}: must be a number above 0\n"
+
+
+def test_progress_is_told_of_every_line_and_stays_off_stdout(trace, monkeypatch):
+    told = []
+    monkeypatch.setattr(check, "LINES_PER_LOOK", 8)
+    check.check_trace(trace, progress=lambda done, total: told.append((done, total)))
+    assert told == [(0, 20), (8, 20), (16, 20)]
+
+
+def test_a_terminal_sees_how_far_a_check_is(trace):
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "twin", "trace", "check", trace, "--json"]
+    done = subprocess.run(command, cwd=EXAMPLE.parents[1], stdout=subprocess.PIPE, stderr=theirs)
+    os.close(theirs)
+    shown = os.read(ours, 100_000).decode()
+    os.close(ours)
+    assert json.loads(done.stdout)["requests"] == 20
+    assert "0 of 20 lines" in shown

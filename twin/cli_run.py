@@ -1,17 +1,24 @@
 """`twin run`: simulate a scenario, say how it went, and leave the result in files."""
 
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from twin.errors import InputError
-from twin.terminal import INTERRUPTED, MISSED, complain, errors, wants_color, write
+from twin.terminal import (
+    INTERRUPTED,
+    MISSED,
+    Update,
+    complain,
+    errors,
+    progress_bar,
+    wants_color,
+    write,
+)
 
 START = "2026-01-01T00:00:00Z"
 """When a simulated history begins that is not told otherwise; the same for every run, so that files are comparable."""
@@ -121,7 +128,8 @@ def run(
         if openmetrics is not None and not loaded.run.records:
             history = history_of(loaded)
         on_block = None if history is None else history.add
-        with _progress() as progress:
+        with progress_bar() as update:
+            progress = None if update is None else partial(_tell, update)
             result = simulate(loaded, progress, strict, explain or (), observe, on_block=on_block)
         summary = summarize(result)
         lives = [render_decisions(result, index) for index in explain or ()]
@@ -157,17 +165,14 @@ def run(
 def _advise(loaded: Any, summary: dict[str, Any], jobs: int) -> dict[str, Any]:
     from twin.report.advice import advise
 
-    if not sys.stderr.isatty():
-        return advise(loaded, summary, jobs)
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    words = TextColumn("{task.completed} of {task.total} single changes run")
-    console = Console(stderr=True)
-    with Progress(BarColumn(), words, TimeElapsedColumn(), console=console, transient=True) as bar:
-        task = bar.add_task("", total=None)
+    with progress_bar() as update:
+        if update is None:
+            return advise(loaded, summary, jobs)
         return advise(
-            loaded, summary, jobs, lambda done, total: bar.update(task, completed=done, total=total)
+            loaded,
+            summary,
+            jobs,
+            lambda done, total: update(done, total, f"{done} of {total} single changes run"),
         )
 
 
@@ -199,28 +204,6 @@ def _check_parent(path: Path) -> None:
         raise InputError(f"--openmetrics {path}: there is no folder {path.parent}; make it first")
 
 
-@contextmanager
-def _progress() -> Iterator[Any]:
-    """What `simulate` reports progress to: a bar on stderr if that is a terminal, else None."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    bar = Progress(
-        BarColumn(),
-        TextColumn("{task.fields[ended]} requests, {task.fields[at]} simulated"),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with bar:
-        task = bar.add_task("", total=None, ended="0", at="0 s")
-
-        def update(ended: int, expected: int | None, now_ps: int) -> None:
-            of = "" if expected is None else f" of {expected:,}"
-            at = f"{now_ps / 1e12:,.1f} s"
-            bar.update(task, completed=ended, total=expected, ended=f"{ended:,}{of}", at=at)
-
-        yield update
+def _tell(update: Update, ended: int, expected: int | None, now_ps: int) -> None:
+    of = "" if expected is None else f" of {expected:,}"
+    update(ended, expected, f"{ended:,}{of} requests, {now_ps / 1e12:,.1f} s simulated")

@@ -2,13 +2,23 @@
 
 from collections.abc import Mapping
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from twin.errors import InputError
-from twin.terminal import BAD_INPUT, INTERRUPTED, complain, errors, wants_color, write
+from twin.terminal import (
+    BAD_INPUT,
+    INTERRUPTED,
+    Update,
+    complain,
+    errors,
+    progress_bar,
+    wants_color,
+    write,
+)
 
 app = typer.Typer(name="trace", no_args_is_help=True)
 
@@ -65,7 +75,10 @@ def check(
         from twin.report.trace_check import render_check
         from twin.workload.check import check_trace
 
-        found, load = check_trace(str(file), format_name, _selection(window, first), listed)
+        selected = _selection(window, first)
+        with progress_bar() as update:
+            progress = None if update is None else partial(_tell, update)
+            found, load = check_trace(str(file), format_name, selected, listed, progress)
         if scenario is not None and found["requests"]:
             _weigh(found, load, scenario)
         if as_json:
@@ -74,6 +87,10 @@ def check(
             write(render_check(found, wants_color()))
         if found["malformed"]["total"]:
             raise typer.Exit(BAD_INPUT)
+
+
+def _tell(update: Update, done: int, total: int) -> None:
+    update(done, total, f"{done:,} of {total:,} lines")
 
 
 def _weigh(found: dict[str, Any], load: Any, path: Path) -> None:

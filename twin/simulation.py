@@ -163,9 +163,8 @@ class _Run:
         if not scenario.run.records:
             self._counted = Tally(scenario.objectives, scenario.run.warmup_ps, is_exact=False)
         self._places: dict[int, str] = {}
-        self._in_system_ps = (
-            0  # sum of the instants at which requests left less those at which others came
-        )
+        # The instants at which requests left, added up, less those at which they came.
+        self._in_system_ps = 0
         self._events = 0
         self._log: list[Happening] = []
         is_logged = observe and scenario.run.records

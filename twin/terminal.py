@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
@@ -31,6 +31,29 @@ def errors() -> Iterator[None]:
     except KeyboardInterrupt:
         complain("interrupted")
         raise typer.Exit(INTERRUPTED) from None
+
+
+Update = Callable[[int, int | None, str], None]
+"""(what is done, what there is in all or None, how that is said)"""
+
+
+@contextmanager
+def progress_bar() -> Iterator[Update | None]:
+    """What moves a bar on stderr, which goes when all is done; None where stderr is no terminal."""
+    stderr = _open(sys.stderr)
+    if stderr is None or not stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    words = TextColumn("{task.description}", markup=False)
+    console = Console(stderr=True)
+    with Progress(BarColumn(), words, TimeElapsedColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total, text: bar.update(
+            task, completed=done, total=total, description=text
+        )
 
 
 def wants_color() -> bool:

@@ -3,14 +3,14 @@
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from struct import Struct
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
 
 from twin.metrics.columns import EXPLICIT, NONE, Columns, Names
 from twin.metrics.records import OUTCOMES, RequestRecord
-from twin.metrics.token_times import StepGaps
+from twin.metrics.token_times import StepGaps, Timeline
 
 FIELDS = (
     ("arrival_ps", "q"), ("first_scheduled_ps", "q"), ("first_token_ps", "q"), ("finish_ps", "q"),
@@ -53,7 +53,6 @@ class RecordTable(Sequence[RequestRecord]):
 
     def __init__(self, records: Iterable[RequestRecord] = ()) -> None:
         self._tiers, self._tenants, self._reasons = Names[str](), Names[str](), Names[str]()
-        self._timelines: Names[Any] = Names()
         self._clear()
         for record in records:
             self.add(record)
@@ -61,6 +60,7 @@ class RecordTable(Sequence[RequestRecord]):
     def _clear(self) -> None:
         self._rows = bytearray()
         self._gaps = array("q")
+        self._timelines: Names[Timeline] = Names()
         self._sessions = _Texts()
         self._order: npt.NDArray[np.int64] | None = None
 

@@ -1,13 +1,13 @@
 """What is in a trace file, and what is wrong with it, line by line."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any
 
 from twin.clock import PS, to_seconds
-from twin.workload.formats.choose import NO_ROWS, Detected, format_of
+from twin.workload.formats.choose import NO_ROWS, Detected, count_rows, format_of
 from twin.workload.formats.files import ends_in_a_line_end
 from twin.workload.formats.rows import FAULT_KINDS, Fault, Rows, TraceRow
 from twin.workload.load import Gaps, Load
@@ -66,8 +66,19 @@ def _first(rows: Rows, count: int) -> Rows:
         yield row
 
 
+LINES_PER_LOOK = 1 << 14
+"""Lines between two looks at progress."""
+
+Progress = Callable[[int, int], None]
+"""(lines looked at, lines of the file), called now and then."""
+
+
 def check_trace(
-    path: str, name: str | None = None, selection: Selection = EVERYTHING, listed: int = 20
+    path: str,
+    name: str | None = None,
+    selection: Selection = EVERYTHING,
+    listed: int = 20,
+    progress: Progress | None = None,
 ) -> tuple[dict[str, Any], Load]:
     """Everything that can be said of a trace, as plain data (seconds, tokens), and what it asks for when.
 
@@ -76,7 +87,10 @@ def check_trace(
     """
     detected = format_of(path, name)
     looked = _Looked(detected, listed)
-    for item in selection.of(detected.format.read(path)):
+    rows = detected.format.read(path)
+    if progress is not None:
+        rows = _watched(rows, progress, count_rows(path, detected.format))
+    for item in selection.of(rows):
         if isinstance(item, Fault):
             looked.fault(item)
         else:
@@ -85,6 +99,13 @@ def check_trace(
         looked.fault(Fault(1, "fields", NO_ROWS))
     whole_lines = detected.format.kind == "parquet" or ends_in_a_line_end(path)
     return {"file": path} | looked.result(whole_lines), looked.load
+
+
+def _watched(rows: Rows, progress: Progress, total: int) -> Rows:
+    for number, row in enumerate(rows):
+        if number % LINES_PER_LOOK == 0:
+            progress(number, total)
+        yield row
 
 
 class _Looked:
