@@ -2,10 +2,11 @@
 
     python benchmarks/trace_10m.py --rows 10000000 --kind azure
     python benchmarks/trace_10m.py --rows 10000000 --kind chat
-    python benchmarks/trace_10m.py --rows 200000 --kind azure --run
+    python benchmarks/trace_10m.py --rows 10000000 --kind azure --run 100000 1000000
 
 A trace is generated (azure: instants and lengths; chat: conversations of five turns that share a system prompt, with
-sessions, tiers, request ids and all content), checked in a process of its own and, with --run, simulated in another.
+sessions, tiers, request ids and all content), checked in a process of its own and, with --run, its first rows are
+simulated without records, each number of them in a process of its own: memory should not grow with it.
 Printed for each: seconds of wall and of CPU time, requests per second and the peak of resident memory.
 """
 
@@ -31,7 +32,7 @@ SYSTEM = 400
 """Tokens of the common system prompt."""
 
 MEASURE = """
-import resource, sys, time
+import sys, time
 start = time.perf_counter()
 from twin.cli import main
 sys.argv = ["twin", *sys.argv[1:]]
@@ -40,7 +41,9 @@ try:
 except SystemExit as end:
     status = end.code or 0
 wall = time.perf_counter() - start
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+# Unlike ru_maxrss, this peak does not include that of the program from which this one was forked.
+with open("/proc/self/status") as file:
+    peak = next(line.split()[1] for line in file if line.startswith("VmHWM"))
 print(f"{status} {wall} {time.process_time()} {peak}", file=sys.stderr)
 """
 
@@ -101,7 +104,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--kind", choices=["azure", "chat"], default="azure")
-    parser.add_argument("--run", action="store_true", help="simulate it too")
+    parser.add_argument(
+        "--run", type=int, nargs="*", default=[], metavar="N", help="simulate the first N rows"
+    )
+    parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -115,12 +121,12 @@ def main() -> None:
         found = {"write": {"wall_s": wall, "rows_per_s": options.rows / wall}}
         megabytes = os.path.getsize(path) / 1e6
         found["check"] = measure(options.rows, "trace", "check", path, "--json")
-        if options.run:
-            example = str(Path(__file__).parents[1] / "examples" / "chat-8b.yaml")
-            keys = f"traffic=[{{trace: '{path}'}}]"
-            found["run"] = measure(
-                options.rows, "run", example, "--set", keys, "--set", "policy=vllm-fcfs",
-                "--set", "objectives={}", "--json",
+        example = str(Path(__file__).parents[1] / "examples" / "chat-8b.yaml")
+        for rows in options.run:
+            keys = f"traffic=[{{trace: '{path}', requests: {rows}}}]"
+            found[f"run {rows}"] = measure(
+                rows, "run", example, "--set", keys, "--set", "policy=vllm-fcfs", "--set", "objectives={}",
+                "--set", f"cluster.replicas={options.replicas}", "--no-records", "--json",
             )  # fmt: skip
     if options.json:
         print(json.dumps({"rows": options.rows, "kind": options.kind, "mb": megabytes} | found))
@@ -130,7 +136,7 @@ def main() -> None:
         more = ""
         if "peak_mb" in figures:
             more = f", {figures['cpu_s']:.1f} s of CPU, peak {figures['peak_mb']:,.0f} MB"
-        print(f"{name:6} {figures['wall_s']:7.1f} s  {figures['rows_per_s']:10,.0f} rows/s{more}")
+        print(f"{name:12} {figures['wall_s']:7.1f} s  {figures['rows_per_s']:10,.0f} rows/s{more}")
 
 
 if __name__ == "__main__":
