@@ -152,7 +152,185 @@ FROM_PRESET = "traffic.PresetStream."
 RENEWAL = f"{SYNTHETIC}arrivals.RenewalArrivals."
 FROM_TRACE = "traffic.TraceStream."
 
-CASES = {
+# --- replicas that come and go ---------------------------------------------------------------
+
+WAITING = "vllm:num_requests_waiting"
+METRIC = f"metric: {{name: '{WAITING}'}}, target: {{type: AverageValue, averageValue: '2'}}"
+HPA = f"cluster.hpa={{minReplicas: 1, maxReplicas: 4, metrics: [{{type: Pods, pods: {{{METRIC}}}}}]}}"
+TRIGGER = f"{{type: prometheus, name: queue, metadata: {{query: 'sum({WAITING})', threshold: '4'}}}}"
+CRON = "{type: cron, name: day, metadata: {start: 0 9 * * *, end: 0 18 * * *, desiredReplicas: '4'}}"
+KEDA = f"cluster.keda={{minReplicaCount: 1, maxReplicaCount: 4, pollingInterval: 1, triggers: [{TRIGGER}, {CRON}]}}"
+ZERO = "{image: 0, process: 0, weights: 0, compile: 0, graphs: 0, warm_up: 0}"
+QUICK = (f"cluster.cold_start.phases={ZERO}", "cluster.cold_start.phases.process=0.1",
+         "cluster.probes.readiness.periodSeconds=1", "traffic.0.requests=200")  # fmt: skip
+WATCHED = (*QUICK, "cluster.metrics.scrape_interval=0.1")
+FALLING = ("traffic.0.arrivals.rate={steps: [[0, 60], [3, 4]]}", "traffic.0.requests=210")
+SCALED = (HPA, *WATCHED, "cluster.controller.sync_period=0.2")
+BY_KEDA = (KEDA, *WATCHED, "cluster.controller.sync_period=0.2")
+COLD = ("cluster.cold_start.initial=cold", "cluster.holds_requests=true", "run.until=400")
+PHASED = ("cluster.cold_start.initial=cold", f"cluster.cold_start.phases={ZERO}", "cluster.probes.readiness=null")
+TWO = ("cluster.replicas=2", "traffic.0.output_tokens.uniform=[50, 400]")
+ROLLED = (*TWO, *QUICK, "cluster.rolling_updates=[{at: 1}]")
+ONE_GPU = (*TWO, *QUICK, "cluster.nodes={gpus: 1, initial: 1, max: 1, provision: 0.5}")
+GROWING = ("cluster.nodes={gpus: 1, initial: 1, max: 2}", "cluster.replicas=2", *PHASED)
+ORDERED = ("cluster.nodes={gpus: 1, initial: 1, max: 2, provision: 0.5}", *QUICK,
+           "cluster.rolling_updates=[{at: 1, max_surge: '1', max_unavailable: '0'}, "
+           "{at: 3, max_surge: '1', max_unavailable: '0'}]")  # fmt: skip
+
+
+def phase(key: str, path: str, *base: str) -> dict[str, Case]:
+    """The forms of the time of a phase."""
+    base = (*base, "traffic.0.requests=200")
+    wide = (*base, f"{path}={{lognormal: {{median: 0.5, p95: 1}}}}")
+    return times(key, path, *base) | {
+        f"{key}.TriangularTime.triangular": Case(f"{path}={{triangular: [0.2, 0.3, 0.7]}}", base=base),
+        f"{key}.LognormalTime.lognormal.median": Case(f"{path}.lognormal.median=0.9", base=wide),
+        f"{key}.LognormalTime.lognormal.p95": Case(f"{path}.lognormal.p95=400", base=wide),
+    }
+
+
+def ratio(rule: str) -> dict[str, Case]:
+    """The keys of an autoscaler of AIBrix."""
+    path = f"cluster.{rule}"
+    start = (f"{path}={{max_replicas: 4, target: 1, period: 0.3, down_cooldown: 0.5}}", *WATCHED, *FALLING)
+    if rule == "kpa":
+        windows = (f"{path}.stable_window=2", f"{path}.panic_window=0.7", f"{path}.panic_threshold=1.2")
+        start = (*start, *windows, f"{path}.max_replicas=12", f"{path}.target=3")
+    by_window = {
+        "stable_window": Case(f"{path}.stable_window=0.5", base=start),
+        "panic_window": Case(f"{path}.panic_window=0.3", base=start),
+        "panic_threshold": Case(f"{path}.panic_threshold=9", base=start),
+    }
+    cases = {
+        "min_replicas": Case(f"{path}.min_replicas=3", base=start),
+        "max_replicas": Case(f"{path}.max_replicas=2", base=start),
+        "query": Case(f"{path}.query='{WAITING}'", base=start),
+        "target": Case(f"{path}.target=6", base=start),
+        "period": Case(f"{path}.period=0.7", base=start),
+        "tolerance": Case(f"{path}.tolerance=0.9", "records" if rule == "apa" else "refused", start),
+        "max_rate": Case(f"{path}.max_rate=1.2", base=start),
+        "up_cooldown": Case(f"{path}.up_cooldown=2", base=start),
+        "down_cooldown": Case(f"{path}.down_cooldown=100", base=start),
+        "guard_pending": Case(f"{path}.guard_pending=true", base=start),
+        **(by_window if rule == "kpa" else {k: c._replace(where="refused") for k, c in by_window.items()}),
+    }
+    return {f"cluster.{rule}.{key}": case for key, case in cases.items()}
+
+
+SATURATION = ("cluster.saturation={max_replicas: 4, period: 0.3}", *WATCHED, *FALLING)
+FAULT = "cluster.metrics.faults=[{kind: scrape, start: 0.1, until: 4, pods: [0]}]"
+OUTAGE = "cluster.metrics.faults=[{kind: empty, start: 0.1, until: 4}]"
+TWO_METRICS = (HPA.replace("metrics: [", "metrics: [{type: External, external: {metric: {name: total}, "
+               "target: {type: AverageValue, averageValue: '2'}}}, "), *SCALED[1:],
+               f"cluster.metrics.queries={{total: 'sum({WAITING})'}}")  # fmt: skip
+
+FLEET = {
+    "cluster.hpa": Case(HPA.replace("'2'", "'9'"), base=SCALED),
+    "cluster.hpa_rivals": Case("cluster.hpa_rivals=[other]", base=SCALED),
+    "cluster.keda": Case(KEDA.replace("'4'", "'3'"), base=BY_KEDA),
+    **ratio("apa"),
+    **ratio("kpa"),
+    "cluster.saturation.min_replicas": Case("cluster.saturation.min_replicas=3", base=SATURATION),
+    "cluster.saturation.max_replicas": Case("cluster.saturation.max_replicas=2", base=SATURATION),
+    "cluster.saturation.period": Case("cluster.saturation.period=0.7", base=SATURATION),
+    "cluster.saturation.kv_threshold": Case("cluster.saturation.kv_threshold=0.01", base=SATURATION),
+    "cluster.saturation.queue_threshold": Case("cluster.saturation.queue_threshold=60", base=SATURATION),
+    "cluster.saturation.spare_kv": Case("cluster.saturation.spare_kv=0.79", base=SATURATION),
+    "cluster.saturation.spare_queue": Case("cluster.saturation.spare_queue=0", base=SATURATION),
+    "cluster.controller.sync_period": Case("cluster.controller.sync_period=0.7", base=SCALED),
+    "cluster.controller.tolerance": Case("cluster.controller.tolerance=1", base=SCALED),
+    "cluster.controller.downscale_stabilization": Case(
+        "cluster.controller.downscale_stabilization=0", base=(*SCALED, *FALLING)
+    ),
+    "cluster.metrics.scrape_interval": Case("cluster.metrics.scrape_interval=1", base=SCALED),
+    "cluster.metrics.rule_interval": Case("cluster.metrics.rule_interval=1", base=SCALED),
+    "cluster.metrics.queries": Case(
+        f"cluster.metrics.queries={{'{WAITING}': 'vllm:num_requests_running'}}", base=SCALED
+    ),
+    "cluster.metrics.faults.kind": Case(
+        "cluster.metrics.faults.0.kind=nan",
+        base=(*SCALED, OUTAGE, "cluster.metrics.faults.0.start=2", "cluster.controller.downscale_stabilization=0"),
+    ),
+    "cluster.metrics.faults.start": Case("cluster.metrics.faults.0.start=1", base=(*SCALED, OUTAGE)),
+    "cluster.metrics.faults.until": Case("cluster.metrics.faults.0.until=1", base=(*SCALED, OUTAGE)),
+    "cluster.metrics.faults.pods": Case("cluster.metrics.faults.0.pods=[9]", base=(*SCALED, FAULT)),
+    "cluster.metrics.faults.metric": Case(
+        "cluster.metrics.faults.0.metric=total", base=(*TWO_METRICS, OUTAGE)
+    ),
+    "cluster.cold_start.storage": Case("cluster.cold_start.storage=gp3", base=COLD),
+    "cluster.cold_start.image": Case("cluster.cold_start.image=pull", base=(*COLD, "run.until=800")),
+    "cluster.cold_start.compile_cache": Case("cluster.cold_start.compile_cache=cached", base=COLD),
+    "cluster.cold_start.initial": Case(
+        "cluster.cold_start.initial=warm", base=(*COLD, "cluster.cold_start.image=cached")
+    ),
+    **phase("cluster.cold_start.phases.image", "cluster.cold_start.phases.image", *PHASED),
+    **phase("cluster.cold_start.phases.process", "cluster.cold_start.phases.process", *PHASED),
+    **phase("cluster.cold_start.phases.weights", "cluster.cold_start.phases.weights", *PHASED),
+    **phase("cluster.cold_start.phases.compile", "cluster.cold_start.phases.compile", *PHASED),
+    **phase("cluster.cold_start.phases.graphs", "cluster.cold_start.phases.graphs", *PHASED),
+    **phase("cluster.cold_start.phases.warm_up", "cluster.cold_start.phases.warm_up", *PHASED),
+    "cluster.probes.startup.initialDelaySeconds": Case(
+        "cluster.probes.startup.initialDelaySeconds=200",
+        base=(*COLD, "cluster.probes.startup={failureThreshold: 60}"),
+    ),
+    "cluster.probes.startup.periodSeconds": Case(
+        "cluster.probes.startup.periodSeconds=77",
+        base=(*COLD, "cluster.probes.startup={failureThreshold: 60}"),
+    ),
+    "cluster.probes.startup.failureThreshold": Case(
+        "cluster.probes.startup.failureThreshold=60", base=(*COLD, "cluster.probes.startup={periodSeconds: 10}")
+    ),
+    "cluster.probes.liveness.initialDelaySeconds": Case(
+        "cluster.probes.liveness.initialDelaySeconds=500", base=(*COLD, "cluster.probes.liveness={periodSeconds: 10}")
+    ),
+    "cluster.probes.liveness.periodSeconds": Case(
+        "cluster.probes.liveness.periodSeconds=200", base=(*COLD, "cluster.probes.liveness={periodSeconds: 10}")
+    ),
+    "cluster.probes.liveness.failureThreshold": Case(
+        "cluster.probes.liveness.failureThreshold=60", base=(*COLD, "cluster.probes.liveness={periodSeconds: 10}")
+    ),
+    "cluster.probes.readiness.initialDelaySeconds": Case("cluster.probes.readiness.initialDelaySeconds=200", base=COLD),
+    "cluster.probes.readiness.periodSeconds": Case("cluster.probes.readiness.periodSeconds=77", base=COLD),
+    "cluster.probes.readiness.successThreshold": Case("cluster.probes.readiness.successThreshold=3", base=COLD),
+    "cluster.pod.pods_per_replica": Case(
+        "cluster.pod.pods_per_replica=2",
+        base=("hardware={gpu: H100, tensor_parallel_size: 2, step_time: flat.json}", "cluster.replicas=3",
+              "cluster.nodes={gpus: 3, initial: 2}", *QUICK),
+    ),
+    "cluster.pod.pre_stop": Case("cluster.pod.pre_stop=1", base=ROLLED),
+    "cluster.pod.shutdown_timeout": Case("cluster.pod.shutdown_timeout=20", base=ROLLED),
+    "cluster.pod.termination_grace_period": Case(
+        "cluster.pod.termination_grace_period=0.1", base=(*ROLLED, "cluster.pod.shutdown_timeout=20")
+    ),
+    "cluster.pod.endpoint_lag": Case("cluster.pod.endpoint_lag=0.5", base=ROLLED),
+    "cluster.pod.priority_class": Case("cluster.pod.priority_class=gone"),
+    "cluster.priority_classes": Case("cluster.priority_classes=[llm]", base=("cluster.pod.priority_class=llm",)),
+    "cluster.pod.gpu_products": Case("cluster.pod.gpu_products=[B]", base=("cluster.nodes.gpu_product=A",)),
+    "cluster.pod.tolerates_gpu_taint": Case(
+        "cluster.pod.tolerates_gpu_taint=false", base=("cluster.nodes.has_gpu_taint=true",)
+    ),
+    "cluster.nodes.gpus": Case("cluster.nodes.gpus=2", base=ONE_GPU),
+    "cluster.nodes.initial": Case("cluster.nodes.initial=2", base=(*ONE_GPU, "cluster.nodes.max=2")),
+    "cluster.nodes.max": Case("cluster.nodes.max=2", base=ONE_GPU),
+    **phase("cluster.nodes.provision", "cluster.nodes.provision", *GROWING),
+    "cluster.nodes.remove_after": Case("cluster.nodes.remove_after=0", base=ORDERED),
+    "cluster.nodes.gpu_product": Case(
+        "cluster.nodes.gpu_product=B", base=("cluster.pod.gpu_products=[A]", "cluster.nodes.gpus=8")
+    ),
+    "cluster.nodes.has_gpu_taint": Case(
+        "cluster.nodes.has_gpu_taint=true", base=("cluster.pod.tolerates_gpu_taint=false", "cluster.nodes.gpus=8")
+    ),
+    "cluster.rolling_updates.at": Case("cluster.rolling_updates.0.at=2", base=ROLLED),
+    "cluster.rolling_updates.max_surge": Case("cluster.rolling_updates.0.max_surge='100%'", base=ROLLED),
+    "cluster.rolling_updates.max_unavailable": Case("cluster.rolling_updates.0.max_unavailable='100%'", base=ROLLED),
+    "cluster.holds_requests": Case(
+        "cluster.holds_requests=true", base=("cluster.cold_start.initial=cold", "run.until=400")
+    ),
+    "cluster.start": Case("cluster.start='Mon 12:00'", base=BY_KEDA),
+    "cluster.price_per_gpu_hour": Case("cluster.price_per_gpu_hour=2", "summary"),
+}  # fmt: skip
+
+CASES = FLEET | {
     "name": Case("name=other", "summary"),
     "model": Case(
         "model=Qwen/Qwen3-8B", base=(*MEMORY, "engine.gpu_memory_utilization=0.205")

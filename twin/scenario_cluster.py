@@ -82,13 +82,19 @@ class ColdStart(Section):
 
 
 class Probe(Section):
-    """A probe of the container, in Kubernetes' keys."""
+    """A startup or liveness probe of the container, in Kubernetes' keys."""
 
     initialDelaySeconds: Whole = 0
     periodSeconds: Annotated[int, Field(ge=1, le=3600)] = 10
     failureThreshold: Annotated[int, Field(ge=1, le=10_000)] = 3
+
+
+class ReadinessProbe(Section):
+    """A readiness probe. A server that serves goes on serving, so that there is no failureThreshold."""
+
+    initialDelaySeconds: Whole = 0
+    periodSeconds: Annotated[int, Field(ge=1, le=3600)] = 10
     successThreshold: Annotated[int, Field(ge=1, le=100)] = 1
-    """More than 1 for readiness only."""
 
 
 class Probes(Section):
@@ -96,15 +102,7 @@ class Probes(Section):
 
     startup: Probe | None = None
     liveness: Probe | None = None
-    readiness: Probe | None = Probe(periodSeconds=5)
-
-    @model_validator(mode="after")
-    def _sound(self) -> "Probes":
-        for kind in ("startup", "liveness"):
-            probe = getattr(self, kind)
-            if probe is not None and probe.successThreshold != 1:
-                raise ValueError(f"successThreshold of {kind} must be 1, as Kubernetes asks")
-        return self
+    readiness: ReadinessProbe | None = ReadinessProbe(periodSeconds=5)
 
 
 class Pod(Section):
@@ -213,6 +211,7 @@ class Ratio(Section):
     """Of that value, per pod."""
     period: Seconds = 10.0
     tolerance: Share = 0.1
+    """Of apa."""
     max_rate: Annotated[float, Field(ge=1, le=1000)] = 2.0
     """At most so many times the replicas at once, and at least the replicas divided by it."""
     up_cooldown: Instant = 0.0

@@ -62,7 +62,10 @@ def fleet_of(
         return None
     _check_idle(cluster, scaler, origin)
     if not cluster.replicas and not scaler.names:
-        origin.fail(("cluster", "replicas"), "must be >= 1 where nothing scales, got 0")
+        origin.fail(
+            ("cluster", "replicas"),
+            "must be >= 1, got 0; without an autoscaler there would never be one",
+        )
     cold_start = cluster.cold_start or form.ColdStart()
     template = _template(cluster, tensor_parallel_size, origin)
     if cluster.nodes is not None and template.gpus > cluster.nodes.gpus:
@@ -78,7 +81,9 @@ def fleet_of(
         cold_start=_cold_start(cold_start, model, weight_bytes, eager),
         starts_cold=cold_start.initial == "cold",
         probes=Probes(
-            *(_probe(getattr(cluster.probes, k)) for k in ("startup", "liveness", "readiness"))
+            _probe(cluster.probes.startup),
+            _probe(cluster.probes.liveness),
+            _readiness(cluster.probes.readiness),
         ),
         nodes=_nodes(cluster.nodes),
         scaler=scaler,
@@ -116,6 +121,9 @@ def _check_idle(cluster: form.Cluster, scaler: ScalerSpec, origin: Origin) -> No
         for key in ("stable_window", "panic_window", "panic_threshold"):
             if getattr(cluster.apa, key) != form.Ratio.model_fields[key].default:
                 origin.fail(("cluster", "apa", key), "only kpa has windows; remove it")
+    if cluster.kpa is not None:
+        if cluster.kpa.tolerance != form.Ratio.model_fields["tolerance"].default:
+            origin.fail(("cluster", "kpa", "tolerance"), "only apa has a tolerance; remove it")
 
 
 # --- who scales ---------------------------------------------------------------------------
@@ -354,11 +362,16 @@ def _time(time: Any) -> PhaseTime:
 def _probe(probe: form.Probe | None) -> Probe | None:
     if probe is None:
         return None
+    return Probe(probe.initialDelaySeconds * PS, probe.periodSeconds * PS, probe.failureThreshold)
+
+
+def _readiness(probe: form.ReadinessProbe | None) -> Probe | None:
+    if probe is None:
+        return None
     return Probe(
         probe.initialDelaySeconds * PS,
         probe.periodSeconds * PS,
-        probe.failureThreshold,
-        probe.successThreshold,
+        success_threshold=probe.successThreshold,
     )
 
 

@@ -16,16 +16,16 @@ SPEC = RatioSpec(1, 20, 10.0)
 )  # fmt: skip
 def test_apa(values, replicas, wanted):
     """Up at most twofold, down at most by half, tolerance 10 % both ways, then the bounds."""
-    assert apa(SPEC, RatioState(), values, replicas, 0).desired == wanted
+    assert apa(SPEC, RatioState(), values, replicas, replicas, 0).desired == wanted
 
 
 def test_apa_cools_down_before_it_shrinks():
     state = RatioState(last_change_ps=0)
-    assert apa(SPEC, state, [1], 4, 299 * PS).desired == 4
-    found = apa(SPEC, state, [1], 4, 300 * PS)
+    assert apa(SPEC, state, [1], 4, 4, 299 * PS).desired == 4
+    found = apa(SPEC, state, [1], 4, 4, 300 * PS)
     assert found.desired == 2
     assert found.state.last_change_ps == 300 * PS
-    assert apa(SPEC, state, [90], 4, 1 * PS).desired == 8
+    assert apa(SPEC, state, [90], 4, 4, 1 * PS).desired == 8
 
 
 def test_kpa_stable_and_panic():

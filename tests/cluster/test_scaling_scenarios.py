@@ -180,13 +180,13 @@ def test_s11_a_ratio_of_what_was_asked_for_runs_away():
     spec = RatioSpec(1, 100, 1.0, up_cooldown_ps=0)
     seen, replicas = [], 2
     for look in range(3):
-        replicas = apa(spec, RatioState(), [2.0, 2.0], replicas, look * SYNC_PS).desired
+        replicas = apa(spec, RatioState(), [2.0, 2.0], replicas, 2, look * SYNC_PS).desired
         seen.append(replicas)
     assert seen == [4, 8, 16]
     guarded = RatioSpec(1, 100, 1.0, guard_pending=True)
     seen, replicas = [], 2
     for look in range(3):
-        replicas = apa(guarded, RatioState(), [2.0, 2.0], replicas, look * SYNC_PS).desired
+        replicas = apa(guarded, RatioState(), [2.0, 2.0], replicas, 2, look * SYNC_PS).desired
         seen.append(replicas)
     assert seen == [4, 4, 4]
     hpa = HpaSpec(1, 100, (MetricSpec("Pods", "queue", "AverageValue", 1000),), Behavior())

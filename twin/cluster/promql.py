@@ -102,9 +102,11 @@ class _Reader:
         self._at = 0
 
     def fail(self, problem: str) -> QueryError:
+        """Refuse the query."""
         raise QueryError(f"{self.text!r}, at {self.text[self._at :][:20]!r}: {problem}")
 
     def peek(self) -> tuple[str, str]:
+        """(kind, text) of the next token; empty at the end."""
         if not self.text[self._at :].strip():
             return "", ""
         found = _TOKEN.match(self.text, self._at)
@@ -115,6 +117,7 @@ class _Reader:
         return kind, found[kind]
 
     def take(self, wanted: str | None = None) -> str:
+        """The next token, which must be of the wanted kind or text."""
         kind, text = self.peek()
         if not kind or (wanted is not None and wanted not in (kind, text)):
             self.fail(f"expected {wanted}" if wanted else "ends too early")
@@ -124,6 +127,7 @@ class _Reader:
         return text
 
     def either(self) -> Node:
+        """sum [or sum]..."""
         node = self.sum()
         while self.peek() == ("name", "or"):
             self.take()
@@ -131,18 +135,21 @@ class _Reader:
         return node
 
     def sum(self) -> Node:
+        """product [+- product]..."""
         node = self.product()
         while self.peek()[1] in ("+", "-"):
             node = _binary(self.take(), node, self.product())
         return node
 
     def product(self) -> Node:
+        """atom [*/ atom]..."""
         node = self.atom()
         while self.peek()[1] in ("*", "/"):
             node = _binary(self.take(), node, self.atom())
         return node
 
     def atom(self) -> Node:
+        """A number, a selector, a function or something in brackets."""
         kind, text = self.peek()
         if kind == "number":
             value = float(self.take())
@@ -188,6 +195,7 @@ class _Reader:
         return found[0]
 
     def aggregation(self, name: str) -> Node:
+        """What follows the name of an aggregation."""
         by: set[str] = set()
         written = self.peek()[1] == "by"
         if written:
@@ -202,6 +210,7 @@ class _Reader:
         return _aggregate(name, node, by)
 
     def labels(self) -> set[str]:
+        """by (label, ...)"""
         self.take("by")
         self.take("(")
         found = set()
@@ -213,6 +222,7 @@ class _Reader:
         return found
 
     def selector(self, name: str, function: str | None = None) -> Node:
+        """What follows the name of a metric; `function` is what it stands in, if that needs a range."""
         self.selected.add(name)
         matchers = []
         if self.peek()[1] == "{":

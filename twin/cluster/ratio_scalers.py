@@ -55,22 +55,25 @@ class RatioDecision:
 
 
 def apa(
-    spec: RatioSpec, state: RatioState, values: Sequence[float], replicas: int, now_ps: int
+    spec: RatioSpec,
+    state: RatioState,
+    values: Sequence[float],
+    replicas: int,
+    ready: int,
+    now_ps: int,
 ) -> RatioDecision:
     """Application-specific Pod Autoscaling: `values` are those of the pods that answered."""
     if not values:
         return RatioDecision(replicas, replicas, "no pod answered", state)
     ratio = sum(values) / len(values) / spec.target
+    desired, why = replicas, f"ratio {ratio:.3g} within tolerance"
     if ratio > 1 + spec.up_tolerance:
         desired = min(math.ceil(replicas * ratio), math.ceil(replicas * spec.max_up_rate))
+        why = f"ratio {ratio:.3g} asks for {desired}"
     elif ratio < 1 - spec.down_tolerance:
         desired = max(math.ceil(replicas * ratio), math.floor(replicas / spec.max_down_rate))
-    else:
-        return _settle(
-            spec, state, replicas, replicas, f"ratio {ratio:.3g} within tolerance", now_ps, 0
-        )
-    why = f"ratio {ratio:.3g} asks for {desired}"
-    return _settle(spec, state, replicas, desired, why, now_ps, len(values))
+        why = f"ratio {ratio:.3g} asks for {desired}"
+    return _settle(spec, state, replicas, desired, why, now_ps, ready)
 
 
 def kpa(

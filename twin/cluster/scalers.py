@@ -62,6 +62,8 @@ class Look:
     """Whose proposal won."""
     values: Mapping[str, float] = field(default_factory=dict)
     """Metric -> what it showed, in its own unit."""
+    proposals: Mapping[str, int | None] = field(default_factory=dict)
+    """Metric -> replicas that it alone asks for; None = it could not be read."""
     error: str | None = None
     """A metric that could not be read."""
 
@@ -130,6 +132,7 @@ def _told(decision: Decision, spec: HpaSpec, now_ps: int, name: str) -> Look:
         "" if decision.limit == "DesiredWithinRange" else decision.limit,
         decision.metric,
         values,
+        {proposal.metric: proposal.replicas for proposal in decision.proposals},
         decision.error,
     )
 
@@ -178,7 +181,7 @@ class RatioScaler:
         values = [] if isinstance(answer, Failed) else _numbers(answer)
         replicas = view.scale.replicas
         if self._rule == "apa":
-            found = apa(self._spec, self._state, values, replicas, view.now_ps)
+            found = apa(self._spec, self._state, values, replicas, view.ready, view.now_ps)
             shown = sum(values) / len(values) if values else None
         else:
             if not failed:

@@ -12,6 +12,7 @@ import yaml
 from twin.metrics.engine_time import LIMITS, USES
 from twin.metrics.records import LATENCIES, OUTCOMES
 from twin.report import charts
+from twin.report.scaling import fleet_section, replicas_figure
 from twin.report.tables import LATENCY_NAMES
 from twin.report.texts import count, duration, limit, notes, plural, share
 from twin.simulation import Result
@@ -55,6 +56,9 @@ def render_html(result: Result, summary: Mapping[str, Any]) -> str:
     histogram = summary["preemptions"]["histogram"]
     if not histogram:
         del lines["preempted"]
+    if result.fleet is not None:
+        lines = {"replicas": replicas_figure(result.fleet, result.simulated_ps)} | lines
+    scaling = fleet_section(summary)
     parts = [
         _head(summary),
         _tiles(summary),
@@ -65,6 +69,9 @@ def render_html(result: Result, summary: Mapping[str, Any]) -> str:
         _section("Latency", _latencies(summary) + _charts(figures, "charts")),
         _section("Over time", _charts(lines, "times"), anchor="timelines"),
     ]
+    if scaling:
+        title = "Cost" if result.fleet is None else "Replicas and cost"
+        parts.append(_section(title, scaling))
     if histogram:
         figures["histogram"] = charts.preemption_histogram(histogram)
         chart = _chart("histogram", figures["histogram"])

@@ -6,7 +6,7 @@ seed give the same bytes.
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from twin.clock import to_seconds
@@ -18,6 +18,7 @@ from twin.metrics.preemptions import preemptions_of
 from twin.metrics.records import LATENCIES
 from twin.metrics.summary import TierSummary, summarize_tally, total_counts
 from twin.metrics.tally import Refusal, Tally
+from twin.report.scaling import cost_of, fleet_of
 from twin.report.traffic import timeout_warning, traffic
 from twin.report.verdict import verdict
 from twin.simulation import Result
@@ -81,6 +82,8 @@ def summarize(result: Result) -> dict[str, Any]:
             for name, tier in tiers.items()
             if tier.objectives
         },
+        "fleet": fleet_of(result),
+        "cost": _cost(result, tally, tiers.values()),
         "throughput": _throughput(tally, span_ps),
         "engine": _engine(result),
         "limits": limits,
@@ -122,6 +125,11 @@ def _tier(tier: TierSummary) -> dict[str, Any]:
         "goodput_rps": tier.goodput_rps,
         "attainment": tier.attainment,
     }
+
+
+def _cost(result: Result, tally: Tally, tiers: Iterable[TierSummary]) -> dict[str, Any]:
+    tokens = sum(tier.output_tokens for tier in tally.tiers.values())
+    return cost_of(result, tokens, sum(tier.good for tier in tiers))
 
 
 def _throughput(tally: Tally, span_ps: int) -> dict[str, float | None]:

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from twin.metrics.records import OUTCOMES
+from twin.report.scaling import fleet_lines
 from twin.report.texts import LISTED, count, duration, limit, notes, plural, share
 
 WIDTH = 80
@@ -40,6 +41,7 @@ def render(summary: Mapping[str, Any], color: bool = False) -> str:
         [_latencies(summary)],
         [_objectives(summary)],
         _policy(summary),
+        list(fleet_lines(summary)),
         _refused(summary),
         _warnings(summary),
         _engine(summary),

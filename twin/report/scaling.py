@@ -1,0 +1,264 @@
+"""Replicas that come and go, told: how many there were, every scaling decision with its reason, and what GPUs cost."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from itertools import pairwise
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from twin.clock import PS, to_seconds
+from twin.cluster.cost import GpuTime, cost
+from twin.cluster.fleet_log import KINDS, Counts, FleetHistory
+from twin.cluster.scalers import Look
+from twin.report.texts import count, duration, share
+from twin.simulation import Result
+
+DECISIONS_KEPT = 500
+"""Decisions in the summary at most; `decisions_left_out` counts the rest."""
+
+DECISIONS_SHOWN = 12
+"""Decisions in the tables of a terminal."""
+
+
+# --- as data ------------------------------------------------------------------------------
+
+
+def cost_of(result: Result, output_tokens: int, good: int) -> dict[str, Any]:
+    """GPU time by phase and what it cost, with or without a price."""
+    cluster = result.scenario.cluster
+    spent = gpu_time(result)
+    found = cost(spent, cluster.price_per_gpu_hour, output_tokens, good)
+    return {
+        "gpu_hours": found.gpu_hours,
+        "gpu_seconds": {name: to_seconds(ps) for name, ps in spent.phases().items()},
+        "price_per_gpu_hour": found.price_per_gpu_hour,
+        "total": found.money,
+        "per_million_output_tokens": found.per_million_tokens,
+        "per_good_request": found.per_good_request,
+    }
+
+
+def gpu_time(result: Result) -> GpuTime:
+    """Of a fleet what its pods were paid for; else every replica for the whole run."""
+    if result.fleet is not None:
+        return result.fleet.gpu_time
+    gpus = result.scenario.hardware.tensor_parallel_size
+    busy_ps = sum(engine.busy_ps for engine in result.engines)
+    return GpuTime(gpus * busy_ps, gpus * (sum(result.alive_ps) - busy_ps))
+
+
+def fleet_of(result: Result) -> dict[str, Any] | None:
+    """What became of the replicas; None where they were all there from the beginning to the end."""
+    fleet = result.fleet
+    if fleet is None:
+        return None
+    end_ps, log = result.simulated_ps, fleet.log
+    steps = [step for step in log.steps if step.at_ps <= end_ps]
+    changes = decisions(log.looks)
+    kinds = {kind: sum(e.kind == kind for e in log.events if e.at_ps <= end_ps) for kind in KINDS}
+    starts = [p.ready_ps - p.created_ps for p in fleet.pods if p.ready_ps and p.created_ps]
+    return {
+        "scaler": result.scenario.cluster.fleet and result.scenario.cluster.fleet.scaler.names,
+        "replicas": {name: _figures(steps, name, end_ps) for name in ("wanted", "ready")},
+        "pods": len(fleet.pods) * fleet.pods_per_replica,
+        "gpus_per_replica": fleet.gpus_per_replica,
+        "never_ready": sum(pod.ready_ps is None for pod in fleet.pods),
+        "restarts": sum(pod.restarts for pod in fleet.pods),
+        "start_s": {
+            "mean": sum(starts) / len(starts) / PS if starts else None,
+            "max": max(starts) / PS if starts else None,
+        },
+        "looks": len(log.looks),
+        "looks_with_an_error": sum(look.error is not None for look in log.looks),
+        "reversals": reversals(changes),
+        "events": kinds,
+        "obstacle": next((e.text for e in log.events if e.kind in ("rejected", "pending")), None),
+        "killed": next((e.text for e in log.events if e.kind == "killed"), None),
+        "decisions": [_decision(look, steps) for look in changes[:DECISIONS_KEPT]],
+        "decisions_left_out": max(0, len(changes) - DECISIONS_KEPT),
+        "steps": [
+            {"at_s": to_seconds(s.at_ps), "wanted": s.wanted, "present": s.present, "ready": s.ready,
+             "draining": s.draining}
+            for s in steps
+        ],
+    }  # fmt: skip
+
+
+def decisions(looks: Sequence[Look]) -> list[Look]:
+    """The looks worth telling: those that changed the count, or that met an error or a limit not met just before."""
+    told: list[Look] = []
+    before: dict[str, tuple[str | None, str]] = {}
+    for look in looks:
+        state = (look.error, look.limit)
+        if look.desired != look.current or before.get(look.scaler, (None, "")) != state:
+            told.append(look)
+        before[look.scaler] = state
+    return told
+
+
+def reversals(looks: Sequence[Look]) -> int:
+    """How often a change went against the one before it."""
+    ways = [look.desired > look.current for look in looks if look.desired != look.current]
+    return sum(a != b for a, b in pairwise(ways))
+
+
+def _decision(look: Look, steps: Sequence[Counts]) -> dict[str, Any]:
+    ready = next((s.ready for s in reversed(steps) if s.at_ps <= look.at_ps), 0)
+    return {
+        "at_s": to_seconds(look.at_ps),
+        "scaler": look.scaler,
+        "from": look.current,
+        "to": look.desired,
+        "ready": ready,
+        "proposed": look.proposed,
+        "stabilized": look.stabilized,
+        "limit": look.limit or None,
+        "metric": look.metric,
+        "values": dict(look.values),
+        "proposals": dict(look.proposals),
+        "reason": look.reason,
+        "error": look.error,
+    }
+
+
+def _figures(steps: Sequence[Counts], name: str, end_ps: int) -> dict[str, float | int | None]:
+    if not steps or not end_ps:
+        return {"mean": None, "min": None, "max": None}
+    ends = [step.at_ps for step in steps[1:]] + [end_ps]
+    area = sum(getattr(s, name) * (end - s.at_ps) for s, end in zip(steps, ends, strict=True))
+    values = [getattr(step, name) for step in steps]
+    return {"mean": area / end_ps, "min": min(values), "max": max(values)}
+
+
+# --- as tables ----------------------------------------------------------------------------
+
+
+def fleet_lines(summary: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Replicas, decisions and cost for a terminal; nothing for fixed replicas without a price."""
+    fleet, spent = summary["fleet"], summary["cost"]
+    if fleet is not None:
+        yield Text("Replicas", "bold")
+        yield Text(_replicas_text(fleet))
+        for text in _troubles(fleet):
+            yield Text(text)
+        shown = fleet["decisions"][:DECISIONS_SHOWN]
+        for row in shown:
+            yield Text(
+                f"  {duration(row['at_s']):>8}  {row['from']:>3} -> {row['to']:<3} {row['reason']}"
+            )
+        left = len(fleet["decisions"]) + fleet["decisions_left_out"] - len(shown)
+        if left:
+            yield Text(f"  and {count(left)} more decisions (--json, --out)")
+    if fleet is not None or spent["price_per_gpu_hour"] is not None:
+        yield Text(cost_text(spent))
+
+
+def _replicas_text(fleet: Mapping[str, Any]) -> str:
+    ready, wanted, start = fleet["replicas"]["ready"], fleet["replicas"]["wanted"], fleet["start_s"]
+    text = f"  ready {_number(ready['mean'])} on average ({ready['min']} to {ready['max']})"
+    text += f", asked for {wanted['min']} to {wanted['max']}; {count(fleet['pods'])} pods"
+    if start["mean"] is not None:
+        text += f", started in {duration(start['mean'])} (at most {duration(start['max'])})"
+    return text
+
+
+def _troubles(fleet: Mapping[str, Any]) -> Iterator[str]:
+    if fleet["obstacle"]:
+        yield f"  pods that never appear: {fleet['obstacle']}"
+    if fleet["restarts"]:
+        yield f"  {count(fleet['restarts'])} containers were killed: {fleet['killed']}"
+    if fleet["looks_with_an_error"]:
+        yield (
+            f"  {count(fleet['looks_with_an_error'])} of {count(fleet['looks'])} looks of the autoscaler met a metric "
+            "that could not be read"
+        )
+    if fleet["reversals"] > 2:
+        yield f"  the count turned round {count(fleet['reversals'])} times"
+
+
+def cost_text(spent: Mapping[str, Any]) -> str:
+    """GPU-hours by phase, and money, as one line."""
+    hours, seconds = spent["gpu_hours"], spent["gpu_seconds"]
+    whole = sum(seconds.values())
+    parts = [f"{name} {share(s / whole if whole else 0)}" for name, s in seconds.items()]
+    text = f"GPU-hours {hours:,.3g}: {', '.join(parts)}"
+    if spent["total"] is not None:
+        text += f"; {spent['total']:,.4g} in all"
+        if spent["per_million_output_tokens"] is not None:
+            text += f", {spent['per_million_output_tokens']:,.3g} per million output tokens"
+        if spent["per_good_request"] is not None:
+            text += f", {spent['per_good_request']:,.3g} per good request"
+    return text
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+# --- as a page ----------------------------------------------------------------------------
+
+
+def fleet_section(summary: Mapping[str, Any]) -> str:
+    """Decisions and cost for the report; empty for fixed replicas without a price."""
+    fleet, spent = summary["fleet"], summary["cost"]
+    if fleet is None:
+        return "" if spent["price_per_gpu_hour"] is None else f"<p>{escape(cost_text(spent))}</p>"
+    lines = [_replicas_text(fleet).strip(), *(text.strip() for text in _troubles(fleet))]
+    said = "".join(f"<p>{escape(text)}</p>" for text in (*lines, cost_text(spent)))
+    rows = "".join(_row(row) for row in fleet["decisions"])
+    head = "".join(
+        f"<th>{name}</th>" for name in ("At", "By", "From", "To", "Ready", "Limit", "Why")
+    )
+    table = (
+        f'<div style="overflow-x: auto"><table><tr>{head}</tr>{rows}</table></div>' if rows else ""
+    )
+    return said + table
+
+
+def _row(row: Mapping[str, Any]) -> str:
+    why = row["reason"] + (f" ({row['error']})" if row["error"] else "")
+    cells = (
+        duration(row["at_s"]), row["scaler"], row["from"], row["to"], row["ready"], row["limit"] or "", why,
+    )  # fmt: skip
+    return "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in cells) + "</tr>"
+
+
+def replicas_figure(fleet: FleetHistory, end_ps: int) -> dict[str, Any]:
+    """Replicas asked for, present and Ready over time, with a mark for each decision that changed them."""
+    steps = [step for step in fleet.log.steps if step.at_ps <= end_ps]
+    times = [to_seconds(step.at_ps) for step in steps] + [to_seconds(end_ps)]
+    traces = []
+    for name, title, color, dash in (
+        ("wanted", "asked for", "--limit", "dot"),
+        ("present", "pods", "--cached", "solid"),
+        ("ready", "ready", "--kv", "solid"),
+    ):
+        values = [getattr(step, name) for step in steps]
+        line = {"color": f"var({color})", "width": 2, "dash": dash, "shape": "hv"}
+        traces.append(
+            {"type": "scatter", "mode": "lines", "name": title, "line": line, "x": times,
+             "y": values + values[-1:]}
+        )  # fmt: skip
+    changed = [look for look in decisions(fleet.log.looks) if look.desired != look.current]
+    traces.append(
+        {
+            "type": "scatter", "mode": "markers", "name": "decision",
+            "x": [to_seconds(look.at_ps) for look in changed],
+            "y": [look.desired for look in changed],
+            "text": [f"{look.current} -> {look.desired}: {look.reason}" for look in changed],
+            "hovertemplate": "%{text}<extra></extra>",
+            "marker": {"size": 8, "color": "var(--mark)"},
+        }
+    )  # fmt: skip
+    return {
+        "title": "Replicas",
+        "data": traces,
+        "layout": {
+            "xaxis": {"title": {"text": "simulated seconds"}, "range": [0, times[-1]]},
+            "yaxis": {"title": {"text": "replicas"}, "rangemode": "tozero"},
+            "showlegend": True,
+            "hovermode": "x unified",
+        },
+    }
