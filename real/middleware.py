@@ -8,6 +8,7 @@ told that it is ready, and again while it drains. `/twin/status` tells where it 
 
 import json
 import os
+import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
@@ -23,7 +24,8 @@ HEADERS = {"x-tier": "tier", "x-tenant": "tenant", "x-ttft-s": "ttft_s", "x-tota
 """Header -> field of vllm_xargs, where the settings name none."""
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 TOKEN_VARIABLE = "TWIN_CONTROL_TOKEN"
-STATES = ("warming up", "ready", "draining")
+STREAMS = {"/v1/completions": "text_completion", "/v1/chat/completions": "chat.completion.chunk"}
+"""Path -> what a piece of a streamed reply calls itself."""
 
 
 class TwinMiddleware:
@@ -59,23 +61,21 @@ class TwinMiddleware:
         self._in_flight += 1
         try:
             settings = self._settings_of(scope)
+            body, receive = await _read(receive)
             names = {name for name, _ in scope["headers"]}
             if settings.rejects or not names.isdisjoint(settings.headers):
-                body, receive = await _read(receive)
                 body, problem = settings.apply(scope["headers"], body)
                 if problem is not None:
                     await _answer(send, 400, problem)
                     return
                 scope["headers"] = [
-                    *(
-                        (name, value)
-                        for name, value in scope["headers"]
-                        if name != b"content-length"
-                    ),
+                    *(pair for pair in scope["headers"] if pair[0] != b"content-length"),
                     (b"content-length", b"%d" % len(body)),
                 ]
-                receive = _replay(body, receive)
-            await self._app(scope, receive, send)
+            if scope["path"] in STREAMS and b'"stream"' in body and settings.enforces_deadlines:
+                reason = _reason_without_token(body)
+                send = send if reason is None else StreamEnd(send, scope["path"], reason)
+            await self._app(scope, _replay(body, receive), send)
         finally:
             self._in_flight -= 1
 
@@ -122,6 +122,11 @@ class Settings:
         self.headers = {name.lower().encode("latin-1"): field for name, field in named.items()}
 
     @property
+    def enforces_deadlines(self) -> bool:
+        """Whether the scheduler aborts requests whose time has passed."""
+        return self._config is not None
+
+    @property
     def fingerprint(self) -> str | None:
         """Of the policy; None where vLLM's own order rules."""
         return None if self._config is None else fingerprint(self._config)
@@ -161,6 +166,56 @@ class Settings:
             request["vllm_xargs"] = {**extra, **found}
             body = json.dumps(request).encode()
         return body, None
+
+
+class StreamEnd:
+    """Says in a streamed reply why it ended without a token.
+
+    vLLM sends no piece without text before the first token, not even the one with the reason of the end.
+    """
+
+    def __init__(self, send: Send, path: str, reason: str) -> None:
+        self._send, self._path, self._reason = send, path, reason
+        self._looks = False
+        self._id = "twin"
+
+    async def __call__(self, message: Message) -> None:
+        """Send on, with the missing piece before the end of the stream."""
+        if message["type"] == "http.response.start":
+            self._looks = any(
+                name.lower() == b"content-type" and value.startswith(b"text/event-stream")
+                for name, value in message.get("headers", ())
+            )
+        elif self._looks:
+            body = message.get("body", b"")
+            if b'"finish_reason":"' in body or b'"error":' in body:
+                self._looks = False
+            else:
+                if found := re.search(rb'"id":"([^"]+)"', body):
+                    self._id = found[1].decode("utf-8", "replace")
+                if (end := body.rfind(b"data: [DONE]")) >= 0:
+                    message = {**message, "body": body[:end] + self._piece() + body[end:]}
+        await self._send(message)
+
+    def _piece(self) -> bytes:
+        content: dict[str, Any] = {"text": ""} if self._path == "/v1/completions" else {"delta": {}}
+        choice = {"index": 0, **content, "finish_reason": "abort", "stop_reason": self._reason}
+        piece = {"id": self._id, "object": STREAMS[self._path], "choices": [choice]}
+        return b"data: " + json.dumps(piece).encode() + b"\n\n"
+
+
+def _reason_without_token(body: bytes) -> str | None:
+    """Which deadline of a request passes first, if it has one: the reason if it ends without a token."""
+    if b"ttft_s" not in body and b"total_s" not in body:
+        return None
+    try:
+        extra = json.loads(body).get("vllm_xargs") or {}
+        limits = {name: float(extra[name]) for name in ("ttft_s", "total_s") if name in extra}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return None
+    if not limits:
+        return None
+    return "timeout:" + min(limits, key=lambda name: limits[name]).removesuffix("_s")
 
 
 def check_headers(headers: Mapping[str, str]) -> None:

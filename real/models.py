@@ -3,10 +3,12 @@
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
+
+from real.server import Server
 
 Model = TypeVar("Model")
 
@@ -16,7 +18,7 @@ CHUNK_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class Held(Generic[Model]):
-    """A model in the cache."""
+    """A model that is loaded."""
 
     model: Model
     size_bytes: int
@@ -25,9 +27,9 @@ class Held(Generic[Model]):
 class ModelCache(Generic[Model]):
     """Models under a memory budget, the least recently used one given up first.
 
-    `load(name)` returns the model, `unload(name, model)` gives its memory back: ends a server, or sends it to sleep
-    where the platform can. `size_of(name)` tells the bytes beforehand, so that room is made before a model is loaded
-    and the budget is never exceeded.
+    `size_of(name)` tells the bytes beforehand, so that room is made before `load(name)` and the budget is never
+    exceeded. To give a model up, `sleep(model)` is tried first: it says whether the model sleeps now, its memory free,
+    to be had back with `wake(model)`. Where it does not, `unload(model)` ends it.
     """
 
     def __init__(
@@ -35,11 +37,15 @@ class ModelCache(Generic[Model]):
         budget_bytes: int,
         size_of: Callable[[str], int],
         load: Callable[[str], Model],
-        unload: Callable[[str, Model], None],
+        unload: Callable[[Model], None],
+        sleep: Callable[[Model], bool] = lambda model: False,
+        wake: Callable[[Model], None] = lambda model: None,
     ) -> None:
         self.budget_bytes = budget_bytes
         self._size_of, self._load, self._unload = size_of, load, unload
+        self._sleep, self._wake = sleep, wake
         self._held: OrderedDict[str, Held[Model]] = OrderedDict()  # the oldest use first
+        self._asleep: dict[str, Model] = {}
         self._lock = threading.RLock()
 
     @property
@@ -54,8 +60,17 @@ class ModelCache(Generic[Model]):
         with self._lock:
             return list(self._held)
 
+    @property
+    def asleep(self) -> list[str]:
+        """Models that can be woken up."""
+        with self._lock:
+            return list(self._asleep)
+
     def get_or_load(self, name: str) -> Model:
-        """The model, loaded if it is not held, after others have made room. Raises ValueError if it can never fit."""
+        """The model, loaded or woken up if it is not held, after others have made room.
+
+        Raises ValueError if it can never fit; what loading raises leaves the cache as it is after making room.
+        """
         with self._lock:
             if name in self._held:
                 self._held.move_to_end(name)
@@ -67,8 +82,14 @@ class ModelCache(Generic[Model]):
                 )
             while self.used_bytes + size > self.budget_bytes:
                 self.evict(next(iter(self._held)))
-            self._held[name] = Held(self._load(name), size)
-            return self._held[name].model
+            if name in self._asleep:
+                model = self._asleep[name]
+                self._wake(model)
+                del self._asleep[name]
+            else:
+                model = self._load(name)
+            self._held[name] = Held(model, size)
+            return model
 
     def evict(self, name: str) -> bool:
         """Give up a model; whether it was held."""
@@ -76,8 +97,28 @@ class ModelCache(Generic[Model]):
             held = self._held.pop(name, None)
             if held is None:
                 return False
-            self._unload(name, held.model)
+            if self._sleep(held.model):
+                self._asleep[name] = held.model
+            else:
+                self._unload(held.model)
             return True
+
+    def close(self) -> None:
+        """End all models, those asleep, too."""
+        with self._lock:
+            for model in [*self._asleep.values(), *(held.model for held in self._held.values())]:
+                self._unload(model)
+            self._asleep.clear()
+            self._held.clear()
+
+
+def server_cache(
+    budget_bytes: int, sizes: Mapping[str, int], start: Callable[[str], Server]
+) -> ModelCache[Server]:
+    """A cache whose models are servers: `start(name)` gives one that is ready. Sleep mode is used where vLLM has it."""
+    return ModelCache(
+        budget_bytes, sizes.__getitem__, start, Server.stop, Server.fall_asleep, Server.wake_up
+    )
 
 
 def weight_files(folder: Path) -> list[Path]:

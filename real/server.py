@@ -317,6 +317,19 @@ class Server:
                 told = left
             time.sleep(0.1)
 
+    def fall_asleep(self) -> bool:
+        """Free the memory of weights and KV; False where vLLM has no sleep mode, or it is not switched on.
+
+        It is with `--enable-sleep-mode` and VLLM_SERVER_DEV_MODE=1, on GPUs.
+        """
+        return self.ask("POST", "/sleep?level=1", timeout=120)[0] == 200
+
+    def wake_up(self) -> None:
+        """Take the memory back. Raises Stopped where that fails."""
+        status, content = self.ask("POST", "/wake_up", timeout=120)
+        if status != 200:
+            raise Stopped(f"the server does not wake up: {status}, {content}")
+
     def stop(self, patience_s: float = 30.0) -> None:
         """End the process and all it started."""
         if self._process is not None:

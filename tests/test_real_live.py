@@ -219,8 +219,13 @@ def test_time_outs_are_answered_with_their_reason(server):
     assert 0.3 <= by_ttft.e2e_s < 0.8
     assert not by_ttft.token_s
     assert all(len(r.token_s) == 400 for r in replies[1:-2])
-    # vLLM sends no piece without text before the first token, so such a stream just ends.
-    assert (replies[-2].status, replies[-2].token_s) == (200, [])
+    streamed = replies[-2]
+    assert (streamed.status, streamed.finish_reason, streamed.stop_reason) == (
+        200,
+        "abort",
+        "timeout:ttft",
+    )
+    assert not streamed.token_s
     assert 0.3 <= replies[-2].e2e_s < 0.8
     found = settle(server)
     assert value(found, "twin:timeouts_total", reason="ttft") >= 2

@@ -211,3 +211,61 @@ def test_without_twin_real_serve_nobody_need_announce_anything(monkeypatch):
     assert asyncio.run(ask(middleware, app, "POST", "/twin/drain", headers=headers))[0] == 404
     status = json.loads(asyncio.run(ask(middleware, app, "GET", "/twin/status"))[1])
     assert status == {"state": "ready", "in_flight": 0, "policy_fingerprint": None}
+
+
+def streamed(path, request, pieces, kind=b"text/event-stream; charset=utf-8"):
+    """What a client reads of a reply in these pieces."""
+    app = App()
+
+    async def reply(scope, receive, send):
+        await receive()
+        await send(
+            {"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind)]}
+        )
+        for piece in pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    body = json.dumps({"stream": True, **request}).encode()
+    return asyncio.run(ask(TwinMiddleware(reply), app, path=path, body=body))[1]
+
+
+USAGE = b'data: {"id":"cmpl-7","choices":[],"usage":{}}\n\n'
+END = b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize(
+    ("xargs", "reason"),
+    [
+        ({"ttft_s": 0.3}, "timeout:ttft"),
+        ({"ttft_s": 2, "total_s": "1"}, "timeout:total"),
+        ({"total_s": 1}, "timeout:total"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_stream_that_ends_without_a_token_says_why(path, xargs, reason):
+    answer = streamed(path, {"vllm_xargs": xargs}, [USAGE, END])
+    assert answer.startswith(USAGE)
+    assert answer.endswith(END)
+    piece = json.loads(answer[len(USAGE) : -len(END)].removeprefix(b"data: "))
+    assert piece["id"] == "cmpl-7"
+    assert piece["choices"][0]["finish_reason"] == "abort"
+    assert piece["choices"][0]["stop_reason"] == reason
+
+
+@pytest.mark.parametrize(
+    ("request_", "pieces", "kind"),
+    [
+        ({}, [USAGE, END], b"text/event-stream"),
+        ({"vllm_xargs": {"ttft_s": "soon"}}, [USAGE, END], b"text/event-stream"),
+        (
+            {"vllm_xargs": {"ttft_s": 1}},
+            [b'data: {"finish_reason":"stop"}\n\n', END],
+            b"text/event-stream",
+        ),
+        ({"vllm_xargs": {"ttft_s": 1}}, [b'data: {"error":{}}\n\n', END], b"text/event-stream"),
+        ({"vllm_xargs": {"ttft_s": 1}}, [b'{"text": "data: [DONE]"}'], b"application/json"),
+    ],
+)
+def test_other_replies_are_sent_as_they_are(request_, pieces, kind):
+    assert streamed("/v1/completions", request_, pieces, kind) == b"".join(pieces)
