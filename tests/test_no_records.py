@@ -13,14 +13,17 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from tests.runs import azure_csv, document, run, stream
+from tests.test_out import ODD
 from twin import simulation
 from twin.cli import app
 from twin.clock import PS
 from twin.errors import InputError
 from twin.metrics.histogram import BOUND
 from twin.report import openmetrics
+from twin.report.folder import write_folder
 from twin.report.json_summary import EXACT, WITHIN, summarize
 from twin.report.openmetrics import MOST_INSTANTS, history_of, write_openmetrics
+from twin.report.tables import WIDTH, render
 from twin.scenario import load_scenario
 from twin.simulation import simulate
 
@@ -167,6 +170,20 @@ def test_out_has_what_can_be_had(scenario, tmp_path, twin):
             assert p50 == pytest.approx(told, rel=1e-5)
 
 
+@pytest.mark.parametrize(("traffic", "overrides"), ODD.values(), ids=ODD)
+def test_odd_runs_have_every_file_that_can_be_had(traffic, overrides, tmp_path):
+    loaded = load_scenario(document(traffic=[traffic]), [*overrides, WITHOUT])
+    history = history_of(loaded)
+    odd = simulate(loaded, observe=True, on_block=history.add)
+    summary = summarize(odd)
+    compare(summarize(run(document(traffic=[traffic]), *overrides, observe=True)), summary)
+    write_folder(tmp_path, odd, summary)
+    write_openmetrics(tmp_path / "history.om", odd, 0.0, history)
+    assert samples(tmp_path / "history.om")
+    assert summary["verdict"] in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert max(map(len, render(summary).splitlines())) <= WIDTH
+
+
 @pytest.mark.parametrize("option", ["--records=r.csv", "--explain-request=3"])
 def test_what_needs_records_is_refused(scenario, option, twin):
     status, _, err = twin("run", scenario, "--set", WITHOUT, option)
@@ -217,6 +234,7 @@ import sys
 from tests.runs import document, stream
 from twin.simulation import load_scenario, simulate
 from twin.report import openmetrics
+from twin.report.folder import write_folder
 from twin.report.json_summary import summarize
 short = stream(8, 2, arrivals={"process": "poisson", "rate": 100}, requests=int(sys.argv[1]))
 result = simulate(load_scenario(document(traffic=[short]), ["run.records=" + sys.argv[2]]))

@@ -16,11 +16,15 @@ import pytest
 from tests.runs import document, run, stream
 from twin.clock import PS
 from twin.errors import InputError
+from twin.report import parquet
 from twin.report.folder import FILES, check_folder, write_folder
 from twin.report.html import render_html
 from twin.report.json_summary import summarize
 from twin.report.openmetrics import write_openmetrics
+from twin.report.parquet import write_requests
 from twin.report.tables import WIDTH, render
+from twin.workload.formats import own
+from twin.workload.formats.rows import TraceRow
 
 ROOT = Path(__file__).parents[1]
 MIXED = {"ONLINE": 0.5, "BATCH": 0.3, "OFFLINE": 0.2}
@@ -178,6 +182,27 @@ def test_odd_runs_have_every_file_too(traffic, overrides, tmp_path):
     assert max(map(len, render(summary).splitlines())) <= WIDTH
     for shares in (summary["gpu_time"], summary["bound"]):
         assert not shares or sum(shares.values()) == pytest.approx(1)
+
+
+def test_tiers_that_only_the_rows_of_a_trace_have_are_shown(tmp_path):
+    """Stock vLLM takes any tier, and the scenario names none of them."""
+    path = tmp_path / "trace.jsonl"
+    tiers = ["GOLD", "SILVER"]
+    rows = [TraceRow(0, i * PS // 50, 100, 20, tier=tiers[i % 2]) for i in range(40)]
+    own.JSONL.write(str(path), rows)
+    result = run(document(traffic=[{"trace": str(path)}]), observe=True)
+    figures = json.loads(Page(render_html(result, summarize(result))).data)
+    assert {trace["name"] for trace in figures["running"]["data"]} >= {"GOLD", "SILVER"}
+    assert sum(row["running.GOLD"] for row in result.series.rows()) > 0
+
+
+def test_many_requests_are_written_in_parts(result, tmp_path, monkeypatch):
+    write_requests(tmp_path / "whole.parquet", result.records)
+    monkeypatch.setattr(parquet, "ROWS", 7)
+    write_requests(tmp_path / "parts.parquet", result.records)
+    whole, parts = (pq.read_table(tmp_path / f"{name}.parquet") for name in ("whole", "parts"))
+    assert whole.equals(parts)
+    assert pq.ParquetFile(tmp_path / "parts.parquet").num_row_groups > 2
 
 
 def test_a_folder_that_is_not_empty_is_left_alone_unless_forced(folder, tmp_path):
