@@ -241,6 +241,8 @@ class Fleet:
             self._become_ready(pod, attempt)
             return
         found = fate(self._spec.probes, serving_ps)
+        if found.killed_ps is None:
+            self._at(serving_ps, partial(self._serve, pod, attempt))
         if found.ready_ps is not None:
             self._at(found.ready_ps, partial(self._become_ready, pod, attempt))
         if found.killed_ps is not None:
@@ -249,8 +251,6 @@ class Fleet:
                 f"{found.killed_ps / PS:.0f} s"
             )
             self._at(found.killed_ps, partial(self._crash, pod, attempt, why))
-        else:
-            self._at(serving_ps, partial(self._serve, pod, attempt))
 
     def _crash(self, pod: FleetPod, attempt: int, why: str) -> None:
         """The kubelet kills the container and starts it again after its back-off."""
@@ -269,7 +269,8 @@ class Fleet:
         self._lose_ready(pod)
         pod.running_ps = None
         pod.attempt += 1
-        self._at(wait_ps, partial(self._restart, pod, pod.attempt))
+        if not self._is_over():  # else it would go on for ever
+            self._at(wait_ps, partial(self._restart, pod, pod.attempt))
         self._note()
 
     def _restart(self, pod: FleetPod, attempt: int) -> None:
