@@ -87,9 +87,11 @@ class Grid:
 
     def _make_room(self, engine: Numbers, group: Numbers) -> None:
         engines, groups, instants, buckets = self.counts.shape
-        engines = max(engines, int(engine.max(initial=-1)) + 1)
-        groups = max(groups, int(group.max(initial=-1)) + 1)
-        if (engines, groups) != self.counts.shape[:2]:
+        last, most = int(engine.max(initial=-1)), int(group.max(initial=-1))
+        if last >= engines or most >= groups:
+            # Where engines come and go, room for the next ones too, so that this happens seldom.
+            engines = max(engines, last + 1 + last // 2 if engines else last + 1)
+            groups = max(groups, most + 1)
             old, before = self.counts.shape[:2], (self.counts, self.sums)
             self.counts = np.zeros((engines, groups, instants, buckets), dtype=np.int64)
             self.sums = np.zeros((engines, groups, instants), dtype=np.float64)

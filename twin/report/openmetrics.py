@@ -31,7 +31,9 @@ Points = Sequence[float]
 
 def history_of(scenario: Scenario) -> History:
     """What counts the requests of a run whose records are not kept, for `write_openmetrics`."""
-    most = max(20, _most_instants(len(scenario.tiers), scenario.cluster.replicas))
+    fleet = scenario.cluster.fleet
+    engines = scenario.cluster.replicas if fleet is None else fleet.most_replicas
+    most = _most_instants(len(scenario.tiers), max(1, engines))
     return History(scenario, Beats(scenario.run.sample_period_ps, most))
 
 
