@@ -153,6 +153,10 @@ class PolicyScheduling:
         job: Job | None = self._ask(lambda policy, now: policy.head(now))
         return job
 
+    def has_free_slot(self) -> bool:
+        """Whether one more request could run."""
+        return self._host.free_slots > 0
+
     def running_changed(self) -> None:
         """Somebody joins the running list, at its end."""
         self._is_sorted = False
@@ -334,8 +338,9 @@ class EngineHost:
     def free_slots(self) -> int:
         """Requests that could be admitted beside the running ones; a streaming session between two turns keeps its."""
         scheduler = self._scheduler
-        limit = getattr(scheduler, "max_num_active_reqs", scheduler.max_num_running_reqs)
-        return limit - len(scheduler.running) - scheduler.num_waiting_for_streaming_input
+        taken = len(scheduler.running) + scheduler.num_waiting_for_streaming_input
+        slots: int = scheduler.max_num_active_reqs - taken
+        return slots
 
     @property
     def running(self) -> list[Job]:

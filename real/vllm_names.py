@@ -20,7 +20,6 @@ SCHEDULER_NAMES = (
     "running",
     "num_waiting_for_streaming_input",
     "pause_state",
-    "max_num_running_reqs",
     "max_num_active_reqs",
     "max_model_len",
     "block_size",

@@ -100,8 +100,9 @@ class PolicyQueue(RequestQueue):
         return job
 
     def __bool__(self) -> bool:
+        """Whether somebody may be admitted: with all slots taken the policy is not asked, as in the simulator."""
         self._peeked = None
-        return self._owner.head() is not None
+        return self._owner.has_free_slot() and self._owner.head() is not None
 
     def __len__(self) -> int:
         return len(self.waiting)

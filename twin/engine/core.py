@@ -279,7 +279,7 @@ class EngineCore:
         config, waiting, size = self.config, self.waiting, self.config.block_size
         aside: list[EngineRequest] = []
         limit = config.active_limit
-        while budget > 0 and waiting and len(self.running_requests) < limit:
+        while budget > 0 and len(self.running_requests) < limit and waiting:
             request = waiting.peek()
             if request.num_stale_output_tokens > 0:
                 # A result from before its preemption is still to come and may be its last token.
