@@ -55,6 +55,11 @@ class Step:
     discarded = 0
     """Tokens of requests that ended after it was planned."""
 
+    apart: Sequence[EngineRequest] = ()
+    """Requests that have left the members of a fast core since, whose tokens from this step are told one by one."""
+    stale: Sequence[EngineRequest] = ()
+    """Requests that were preempted before its results came."""
+
     def __init__(self) -> None:
         self.scheduled: dict[EngineRequest, int] = {}
         """Request -> tokens it computes in this step."""

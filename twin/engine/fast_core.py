@@ -1,9 +1,9 @@
 """The step rule again, so that a step costs what changes in it.
 
 Running requests that compute one token a step are kept as `Decodes`: a plan in which they all go on takes no work per
-request. Whatever is not that simple (a preemption, tokens that do not suffice for all, results in flight for a
-preempted request) is left to `EngineCore`, the reference: the members' counters are written out, and the plain rule
-goes on until everything that runs is simple again.
+request. One that is preempted, or finds no token left, leaves the members: its counters are written out, and the steps
+in flight name it. What depends on the order of all that run in other ways (vLLM's own priorities when blocks run out)
+is left to `EngineCore`, the reference, until everything that runs is simple again.
 
 Plans with work are numbered from 1. `planned` is the last one made, `known` the last one whose results are in.
 """
@@ -76,10 +76,10 @@ class FastCore(EngineCore):
             self._limit = self._chunk_limit()
         if not self.is_fast:
             self._try_fast()
-        if self.is_fast and (victims or not self._all_fit()):
+        if self.is_fast and self._by_priority and not self._all_fit():
             self._leave_fast()
         if self.is_fast:
-            self._schedule_fast(step, now)
+            self._schedule_fast(step, victims, now)
         else:
             self._schedule(step, victims, now)
         if step.num_tokens:
@@ -101,23 +101,32 @@ class FastCore(EngineCore):
         return tokens <= self._budget and blocks <= self.pool.num_free
 
     def _chunk(self, request: EngineRequest) -> int:
-        num_new = request.num_tokens - request.num_computed_tokens
+        """Tokens that a running request outside the members would compute now."""
+        if self._will_have_ended(request):
+            return 0
+        num_new = request.num_tokens + request.num_output_placeholders - request.num_computed_tokens
         return self._limit if 0 < self._limit < num_new else num_new
 
-    def _schedule_fast(self, step: Step, now: float) -> None:
-        """Everybody that runs goes on; then admit as ever."""
+    def _schedule_fast(self, step: Step, victims: list[EngineRequest], now: float) -> None:
+        """Everybody that runs goes on, as far as tokens and blocks reach; then admit as ever."""
         plan, decodes = self.planned + 1, self.decodes
-        self._at_plan = plan
+        for request in victims:
+            self.running_requests.remove(request)
+            self._preempt(request, now)
+            step.planned_preempted = [*step.planned_preempted, request]
         if self._is_async and plan - 1 in decodes.ends:
             self._rest(plan)
-        blocks = decodes.takers[plan % self.config.block_size]
-        if blocks:
-            self._take_blocks(blocks)
-        number = decodes.number
-        budget = self._budget - number
-        if self._partial:
-            budget -= self._go_on(step)
-        if len(self.waiting.requests):
+        if self._all_fit():
+            blocks = decodes.takers[plan % self.config.block_size]
+            if blocks:
+                self._take_blocks(blocks)
+            budget = self._budget - decodes.number
+            if self._partial:
+                budget -= self._go_on(step)
+        else:
+            budget = self._go_on_in_order(step, now)
+        self._at_plan = plan
+        if len(self.waiting.requests) and not step.preempted:
             self._schedule_waiting(step, now, budget)
         if step.scheduled:
             self._account(step)
@@ -142,10 +151,63 @@ class FastCore(EngineCore):
             work.sort(key=self._order)
         for request in work:
             num_new = self._chunk(request)
-            num_computed = request.num_computed_tokens + num_new
-            self._allocate(request, self._blocks_missing(request, num_computed), num_computed)
-            step.scheduled[request] = num_new
+            if num_new:
+                num_computed = request.num_computed_tokens + num_new
+                self._allocate(request, self._blocks_missing(request, num_computed), num_computed)
+                step.scheduled[request] = num_new
+            else:
+                self._partial.append(request)
         return sum(step.scheduled.values())
+
+    def _go_on_in_order(self, step: Step, now: float) -> int:
+        """The same when tokens or blocks are short: the first ones get them; returns the tokens left.
+
+        Who gets no token leaves the members for now; who finds no block takes that of the last one, as in the plain
+        rule.
+        """
+        self._sort_running()
+        running, members, size = self.running_requests, self.decodes.members, self.config.block_size
+        taker = (self.planned + 1) % size
+        self._partial = []
+        budget, index = self._budget, 0
+        while index < len(running) and budget > 0:
+            request = running[index]
+            if request.is_member:
+                if request not in members:  # its last token is on its way
+                    index += 1
+                    continue
+                num_new, need = 1, int((1 - request.base) % size == taker)
+            else:
+                num_new = min(self._chunk(request), budget)
+                if not num_new:
+                    self._partial.append(request)
+                    index += 1
+                    continue
+                need = self._blocks_missing(request, request.num_computed_tokens + num_new)
+            while need > self.pool.num_free:
+                victim = running.pop()
+                self._preempt(victim, now)
+                step.preempted = [*step.preempted, victim]
+                if victim is request:
+                    break
+            else:
+                if request.is_member:
+                    if need:
+                        self._take_blocks(need)
+                else:
+                    self._allocate(request, need, request.num_computed_tokens + num_new)
+                    step.scheduled[request] = num_new
+                budget -= num_new
+                index += 1
+                continue
+            if not self.config.goes_on_after_self_preemption:
+                break
+        for request in running[index:]:
+            if request in members:
+                self._set_apart(request)
+            if not request.is_member:
+                self._partial.append(request)
+        return budget
 
     def _take_blocks(self, count: int) -> None:
         """The members take so many blocks; which of them has which is told when one is written out."""
@@ -190,6 +252,8 @@ class FastCore(EngineCore):
         """
         decodes, config = self.decodes, self.config
         if not self.is_fast or self._partial or not decodes.number:
+            return 0
+        if self._stale or any(step.apart for step in self.in_flight):
             return 0
         first_end = decodes.first_end()
         assert first_end is not None
@@ -289,6 +353,11 @@ class FastCore(EngineCore):
         if step.scheduled:
             for request, num_new in step.scheduled.items():
                 request.num_in_flight_tokens -= num_new
+                if request.num_stale_output_tokens:
+                    request.num_stale_output_tokens -= num_new
+                    step.stale = [*step.stale, request]
+            if self._stale:
+                self._stale = {r for r in self._stale if r.num_stale_output_tokens > 0}
         return step
 
     def empty_slots(self) -> int:
@@ -311,28 +380,57 @@ class FastCore(EngineCore):
             if request.status is not Status.FINISHED:
                 yield request, plan
 
-    def finish(self, plan: int, admitted: list[EngineRequest], now: float) -> list[Output]:
-        """End the members that got their last token from `plan`, in the order of its schedule.
+    def finish(self, plan: int, step: Step, now: float) -> list[tuple[Output, bool]]:
+        """End the members that got their last token from `plan`, and give theirs to those that were set apart since.
 
-        `admitted` are those that `plan` admitted: they came last in it.
+        In the order of the plan's schedule: those that it admitted came last. Each is an output and whether its token
+        is yet to be told of.
         """
-        ending = self.decodes.ends[plan]
-        if len(ending) > 1:
-            new = {request: i for i, request in enumerate(admitted)}
-            ending = sorted(ending, key=lambda r: (1, new[r]) if r in new else (0, self._order(r)))
+        ending = self.decodes.ends.get(plan, [])
+        got = [*ending, *step.apart]
+        if len(got) > 1:
+            new = {request: i for i, request in enumerate(step.admitted)}
+            got.sort(key=lambda r: (1, new[r]) if r in new else (0, self._order(r)))
         outputs = []
-        for request in list(ending):
-            self._publish(request, request.base + plan)
-            self.write_out(request)
-            self._detach(request, has_ended=True)
-            self.running_requests.remove(request)
+        for request in got:
+            if request.is_member and request.end_plan == plan:
+                outputs.append((self._finish_member(request, plan, now), False))
+            elif request.status is not Status.FINISHED:
+                outputs.append((self._give_token(request, request in step.stale, now), True))
+        return outputs
+
+    def _finish_member(self, request: EngineRequest, plan: int, now: float) -> Output:
+        self._publish(request, request.base + plan)
+        self.write_out(request)
+        self._detach(request, has_ended=True)
+        self.running_requests.remove(request)
+        self._end(request)
+        if self.policy is not None:
+            self.policy.gone(request.job, now, "finished", request.num_output_tokens)
+        return Output(request, request.num_output_tokens == 1, self._stop_reason(request))
+
+    def _give_token(self, request: EngineRequest, is_stale: bool, now: float) -> Output:
+        """As `EngineCore.update` does."""
+        is_running = request.status is Status.RUNNING
+        request.num_tokens += 1
+        if not is_stale:
+            request.num_output_placeholders -= 1
+        if is_running:
+            self._publish(request, request.num_computed_tokens - request.num_output_placeholders)
+        is_first = request.num_output_tokens == 1
+        if is_first and self.policy is not None:
+            self.policy.first_token(request.job, now)
+        reason = self._stop_reason(request)
+        if reason is not None:
+            if is_running:
+                self.running_requests.remove(request)
+                self._partial.remove(request)
+            else:
+                self.waiting.remove(request)
             self._end(request)
             if self.policy is not None:
                 self.policy.gone(request.job, now, "finished", request.num_output_tokens)
-            outputs.append(
-                Output(request, request.num_output_tokens == 1, self._stop_reason(request))
-            )
-        return outputs
+        return Output(request, is_first, reason)
 
     def update(self, step: Step, now: float) -> list[Output]:
         """Take in the results of a whole step."""
@@ -432,6 +530,21 @@ class FastCore(EngineCore):
             self.decodes.leave(request)
             request.is_member = False
 
+    def _set_apart(self, request: EngineRequest) -> None:
+        """`request` is a member no longer but goes on; steps in flight name it."""
+        self.write_out(request)
+        for i, step in enumerate(self.in_flight):
+            plan = self.planned - len(self.in_flight) + 1 + i
+            if request.join_plan <= plan <= self.last_plan(request):
+                step.apart = [*step.apart, request]
+                if request not in step.scheduled:
+                    step.scheduled[request] = 1
+                    request.num_in_flight_tokens += 1
+        self._detach(request, has_ended=False)
+        if self.first_tokens:
+            firsts = [(plan, r) for plan, r in self.first_tokens if r is not request]
+            self.first_tokens = deque(firsts)
+
     def _leave_fast(self) -> None:
         """Write out all members and go on by the plain rule."""
         members = [r for r in self.running_requests if r.is_member]
@@ -500,6 +613,10 @@ class FastCore(EngineCore):
         self.is_fast = True
 
     def _preempt(self, request: EngineRequest, now: float) -> None:
+        if request.is_member:
+            self._set_apart(request)
+        elif request in self._partial:
+            self._partial.remove(request)
         super()._preempt(request, now)
         if request.num_stale_output_tokens:
             self._stale.add(request)

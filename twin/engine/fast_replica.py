@@ -212,9 +212,14 @@ class FastReplica(Replica):
         core.known = plan
         if core.first_tokens and core.first_tokens[0][0] <= core.known:
             self._tell_first_tokens()
-        if plan in core.decodes.ends:
-            for output in core.finish(plan, step.admitted, to_seconds(now_ps)):
-                self._complete(self._lives[output.request.rid], output.finish_reason or "")
+        if step.apart or plan in core.decodes.ends:
+            for output, is_new in core.finish(plan, step, to_seconds(now_ps)):
+                life = self._lives[output.request.rid]
+                if is_new:
+                    self._meter.gave([output])
+                    life.token(now_ps)
+                if output.finish_reason is not None:
+                    self._complete(life, output.finish_reason)
         for step in core.in_flight:
             if not step.duration_ps:
                 step.duration_ps = self._duration(step)
@@ -331,12 +336,14 @@ class FastReplica(Replica):
         gauges = super().gauges(now_ps)
         if self.policy is None or not self._early:
             return gauges
-        held = dict(gauges.held)
+        held, counts = dict(gauges.held), dict(gauges.counts)
         for request in self._early:
+            tier = self.policy.tier_of(request.job)
+            counts[tier] = counts[tier]._replace(submitted=counts[tier].submitted - 1)
             if self.policy.state_of(request.rid) == "held":
-                held[self.policy.tier_of(request.job)] -= 1
-        jobs = [request.job for request in self._early]
-        return replace(gauges, held=held, pressure=self.policy.pressure_without(jobs))
+                held[tier] -= 1
+        pressure = self.policy.pressure_without([request.job for request in self._early])
+        return replace(gauges, held=held, counts=counts, pressure=pressure)
 
     @property
     def stats(self) -> EngineStats:

@@ -24,7 +24,7 @@ from twin.engine.meter import Meter
 from twin.engine.request import EngineRequest, Status
 from twin.metrics.engine_time import EngineTime
 from twin.metrics.events import Listener
-from twin.metrics.gauges import LENGTH_GROUPS, Gauges, length_group
+from twin.metrics.gauges import LENGTH_GROUPS, Gauges, length_group, tier_counts
 from twin.metrics.records import RequestRecord
 from twin.scheduling import Job, Policy, PolicyConfig
 from twin.step_time.model import StepTime
@@ -184,7 +184,7 @@ class Replica:
         return Gauges(
             waiting=waiting,
             held={tier: did["held"] for tier, did in policy.items()},
-            released={tier: _released(did) for tier, did in policy.items()},
+            counts={tier: tier_counts(did) for tier, did in policy.items()},
             pressure=None if self.policy is None else self.policy.pressure,
             running=running,
             kv_used=1 - core.pool.num_free / usable,
@@ -464,12 +464,6 @@ class Replica:
 
     def _true_output_tokens(self, index: Any) -> int:
         return self._lives[index].request.output_tokens
-
-
-def _released(did: Mapping[str, Any]) -> tuple[int, int]:
-    """(batches, requests in them) of the statistics of one tier."""
-    batches = sum(did["releases"].values())
-    return batches, round(batches * (did["batch_size_mean"] or 0.0))
 
 
 def _seconds(ps: int | None) -> float | None:
