@@ -11,7 +11,7 @@ from typing import Any
 
 import prometheus_client
 
-from twin.metrics.gauges import LENGTH_GROUPS, length_group
+from twin.metrics.gauges import CAUSES, LENGTH_GROUPS, TIMEOUTS, length_group, tier_counts
 from twin.report.metric_names import SERVER, TWIN, Metric
 from twin.scheduling import PolicyConfig
 
@@ -63,9 +63,9 @@ class Exporter:
                 self._child(f"twin:num_requests_{metric}", tier).set(0)
             for outcome in ("completed", "timed_out", "aborted"):
                 self._child("twin:requests", tier, outcome)
-            for reason in ("ttft", "total"):
+            for reason in TIMEOUTS:
                 self._child("twin:timeouts", tier, reason)
-            for cause in ("policy", "out_of_kv"):
+            for cause in CAUSES:
                 self._child("twin:preemptions", tier, cause)
             for name in ("released_batches", "released_requests", "released_tokens"):
                 self._child(f"twin:{name}", tier)
@@ -88,10 +88,7 @@ class Exporter:
 
     def gone(self, tier: str, reason: str) -> None:
         """It has left: finished, client, error or timeout:ttft, timeout:total."""
-        kind, _, which = reason.partition(":")
-        if kind == "timeout":
-            self._child("twin:timeouts", tier, which).inc()
-        outcome = "timed_out" if kind == "timeout" else OUTCOMES[reason]
+        outcome = "timed_out" if reason.startswith("timeout:") else OUTCOMES[reason]
         self._child("twin:requests", tier, outcome).inc()
 
     def completed(self, tier: str, queue_s: float, e2e_s: float, tpot_s: float | None) -> None:
@@ -131,21 +128,19 @@ class Exporter:
             self._child("twin:kv_tokens_held_by_length", group).set(held)
             self._child("twin:kv_tokens_empty_by_length", group).set(empty)
 
-    def _write_tier(self, tier: str, counts: Mapping[str, Any]) -> None:
+    def _write_tier(self, tier: str, did: Mapping[str, Any]) -> None:
         for name in ("held", "ready", "running"):
-            self._child(f"twin:num_requests_{name}", tier).set(counts[name])
-        self._count_to(counts["submitted"], "twin:requests_submitted", tier)
-        self._count_to(counts["planned_preemptions"], "twin:preemptions", tier, "policy")
-        self._count_to(counts["reactive_preemptions"], "twin:preemptions", tier, "out_of_kv")
-        batches = sum(counts["releases"].values())
-        if batches:
-            requests = round(batches * counts["batch_size_mean"])
-            self._count_to(batches, "twin:released_batches", tier)
-            self._count_to(requests, "twin:released_requests", tier)
-            tokens = round(batches * counts["batch_tokens_mean"])
-            self._count_to(tokens, "twin:released_tokens", tier)
-            held_s = requests * counts["batching_wait_mean_s"]
-            self._count_to(held_s, "twin:batching_wait_seconds", tier)
+            self._child(f"twin:num_requests_{name}", tier).set(did[name])
+        counts = tier_counts(did)
+        self._count_to(counts.submitted, "twin:requests_submitted", tier)
+        self._count_to(counts.batches, "twin:released_batches", tier)
+        self._count_to(counts.requests, "twin:released_requests", tier)
+        self._count_to(counts.tokens, "twin:released_tokens", tier)
+        self._count_to(counts.held_s, "twin:batching_wait_seconds", tier)
+        for cause, number in zip(CAUSES, counts.preempted, strict=True):
+            self._count_to(number, "twin:preemptions", tier, cause)
+        for reason, number in zip(TIMEOUTS, counts.timed_out, strict=True):
+            self._count_to(number, "twin:timeouts", tier, reason)
 
     def _count_to(self, total: float, name: str, *labels: str) -> None:
         """Bring a counter to the total that the policy has."""

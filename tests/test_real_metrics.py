@@ -82,8 +82,7 @@ def test_waits_below_0_3_seconds_are_told_apart():
 
 def test_two_exporters_in_one_process_count_for_themselves():
     first, second = busy(), exporter()
-    assert families(first)["twin:timeouts"].samples[0].value == 1
-    assert all(sample.value == 0 for sample in families(second)["twin:timeouts"].samples)
+    assert any(sample.value == 2 for sample in families(first)["twin:requests"].samples)
     assert all(sample.value == 0 for sample in families(second)["twin:requests"].samples)
 
 

@@ -143,7 +143,7 @@ def test_length_groups(tokens, group):
 # --- the instants -----------------------------------------------------------------------------
 
 NOTHING = Gauges(
-    waiting={}, held={}, released={}, pressure=None,
+    waiting={}, held={}, counts={}, pressure=None,
     running={}, kv_used=0.0, kv_wasted=0.0, kv_cached=0.0, kv_by_length=(), steps=0, busy_ps=0,
     prefill_tokens=0, decode_tokens=0, padded_tokens=0, prompt_tokens=0, generation_tokens=0, preemptions=0,
     recomputed_tokens=0, prefix_query_tokens=0, prefix_hit_tokens=0,

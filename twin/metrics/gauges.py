@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 LENGTH_GROUPS = {"short": 0, "medium": 256, "long": 1024, "ultra": 4096}
 """Group -> the fewest prompt tokens of a request in it."""
@@ -15,6 +16,47 @@ def length_group(prompt_tokens: int) -> int:
     return bisect_right(_BOUNDS, prompt_tokens)
 
 
+class TierCounts(NamedTuple):
+    """What a policy counted for one tier."""
+
+    submitted: int
+    batches: int
+    """Batches that the hold released."""
+    requests: int
+    """Requests in them."""
+    tokens: int
+    """Prompt and expected output tokens in them."""
+    held_s: float
+    """Sum of the time that these requests were held."""
+    preempted: tuple[int, int]
+    """Preemptions by cause: policy, out_of_kv."""
+    timed_out: tuple[int, int]
+    """Requests aborted by reason: ttft, total."""
+
+
+CAUSES = ("policy", "out_of_kv")
+TIMEOUTS = ("ttft", "total")
+
+
+def tier_counts(did: Mapping[str, Any]) -> TierCounts:
+    """From the statistics of one tier (`Policy.stats`), which have means where these are sums."""
+    batches = sum(did["releases"].values())
+    requests = round(batches * (did["batch_size_mean"] or 0.0))
+    timeouts = [
+        sum(n for why, n in did["ended"].items() if why.startswith(f"timeout:{which} "))
+        for which in TIMEOUTS
+    ]
+    return TierCounts(
+        did["submitted"],
+        batches,
+        requests,
+        round(batches * (did["batch_tokens_mean"] or 0.0)),
+        requests * (did["batching_wait_mean_s"] or 0.0),
+        (did["planned_preemptions"], did["reactive_preemptions"]),
+        (timeouts[0], timeouts[1]),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Gauges:
     """The state of one engine, and its counters up to the same instant."""
@@ -23,8 +65,8 @@ class Gauges:
     """Tier -> requests that wait, held ones included."""
     held: Mapping[str, int]
     """Tier of the policy -> requests it holds for a batch."""
-    released: Mapping[str, tuple[int, int]]
-    """Tier of the policy -> (batches that its hold released, requests in them)."""
+    counts: Mapping[str, TierCounts]
+    """Tier of the policy -> what it counted."""
     pressure: float | None
     """How much the first tier of the policy queues, 0 to 1; None without a policy of ours."""
     running: Mapping[str, int]
@@ -59,7 +101,7 @@ class Gauges:
 NOT_YET = Gauges(
     waiting={},
     held={},
-    released={},
+    counts={},
     pressure=None,
     running={},
     kv_used=0.0,

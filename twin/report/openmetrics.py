@@ -13,7 +13,7 @@ import numpy as np
 from twin.clock import PS
 from twin.errors import InputError
 from twin.metrics.columns import Numbers
-from twin.metrics.gauges import Gauges
+from twin.metrics.gauges import CAUSES, LENGTH_GROUPS, TIMEOUTS, Gauges, TierCounts
 from twin.metrics.records import OUTCOMES
 from twin.report.history import ENDED, HISTOGRAMS, Beats, Floats, Given, History
 from twin.report.metric_names import TWIN, VLLM, Metric
@@ -128,6 +128,15 @@ class _Exposition:
             by_tier = _BY_TIER[name]
             for tier in self._tiers:
                 yield (("tier", tier),), [by_tier(gauges[engine], tier) for gauges in self._gauges]
+        elif name in _COUNTED or name in _COUNTED_BY:
+            yield from self._counted_by_policy(name, engine)
+        elif name in _BY_LENGTH:
+            for i, length in enumerate(LENGTH_GROUPS):
+                found = [gauges[engine].kv_by_length[i] for gauges in self._gauges]
+                yield (("length", length),), [float(group[_BY_LENGTH[name]]) for group in found]
+        elif name == "twin:kv_blocks_used":
+            usable = self._scenario.engine.num_gpu_blocks - 1
+            yield (), [float(round(gauges[engine].kv_used * usable)) for gauges in self._gauges]
         elif name in ("twin:requests", "twin:good_requests", "vllm:request_success"):
             yield from self._ended(name, engine)
         elif name == "vllm:num_requests_waiting_by_reason":
@@ -137,6 +146,17 @@ class _Exposition:
         else:
             for own, value in _constants(self._result, name):
                 yield own, [value] * len(self._gauges)
+
+    def _counted_by_policy(self, name: str, engine: int) -> Iterator[tuple[Labels, Points]]:
+        """What the policy counts by tier; 0 in the stock modes."""
+        for tier in self._tiers:
+            found = [gauges[engine].counts.get(tier, NOTHING) for gauges in self._gauges]
+            if name in _COUNTED:
+                yield (("tier", tier),), [float(_COUNTED[name](counts)) for counts in found]
+            else:
+                label, values, read = _COUNTED_BY[name]
+                for i, value in enumerate(values):
+                    yield (("tier", tier), (label, value)), [float(read(c)[i]) for c in found]
 
     def _ended(self, name: str, engine: int) -> Iterator[tuple[Labels, Points]]:
         """Requests that have ended, counted when their client saw it."""
@@ -195,6 +215,9 @@ class _Exposition:
             yield f"{name}_count{own} {row[-1]} {stamp}\n{name}_sum{own} {_number(total)} {stamp}\n"
 
 
+NOTHING = TierCounts(0, 0, 0, 0, 0.0, (0, 0), (0, 0))
+"""Of a tier that the policy does not know."""
+
 _GAUGES: dict[str, Callable[[Gauges], float]] = {
     "vllm:num_requests_running": lambda now: sum(now.running.values()),
     "vllm:num_requests_waiting": lambda now: sum(now.waiting.values()),
@@ -219,9 +242,27 @@ _BY_TIER: dict[str, Callable[[Gauges, str], float]] = {
     "twin:num_requests_held": lambda now, tier: now.held.get(tier, 0),
     "twin:num_requests_ready": lambda now, tier: now.waiting.get(tier, 0) - now.held.get(tier, 0),
     "twin:num_requests_running": lambda now, tier: now.running.get(tier, 0),
-    "twin:released_batches": lambda now, tier: now.released.get(tier, (0, 0))[0],
-    "twin:released_requests": lambda now, tier: now.released.get(tier, (0, 0))[1],
 }
+
+_COUNTED: dict[str, Callable[[TierCounts], float]] = {
+    "twin:requests_submitted": lambda counts: counts.submitted,
+    "twin:released_batches": lambda counts: counts.batches,
+    "twin:released_requests": lambda counts: counts.requests,
+    "twin:released_tokens": lambda counts: counts.tokens,
+    "twin:batching_wait_seconds": lambda counts: counts.held_s,
+}
+
+_COUNTED_BY: dict[str, tuple[str, Sequence[str], Callable[[TierCounts], Sequence[int]]]] = {
+    "twin:preemptions": ("cause", CAUSES, lambda counts: counts.preempted),
+    "twin:timeouts": ("reason", TIMEOUTS, lambda counts: counts.timed_out),
+}
+
+_BY_LENGTH = {
+    "twin:num_requests_running_by_length": 0,
+    "twin:kv_tokens_held_by_length": 1,
+    "twin:kv_tokens_empty_by_length": 2,
+}
+"""Metric -> place in Gauges.kv_by_length."""
 
 
 def _constants(result: Result, name: str) -> Iterator[tuple[Labels, float]]:
@@ -235,6 +276,15 @@ def _constants(result: Result, name: str) -> Iterator[tuple[Labels, float]]:
             "enable_prefix_caching": engine.enable_prefix_caching,
         }
         yield tuple((key, str(value)) for key, value in values.items()), 1.0
+    elif name == "twin:policy_info":
+        yield (
+            (
+                ("policy", scenario.policy_name),
+                ("policy_fingerprint", scenario.policy_fingerprint),
+                ("engine_version", engine.version),
+            ),
+            1.0,
+        )
     elif name == "twin:model_info":
         values = {
             "gpu": hardware.gpu.name,
