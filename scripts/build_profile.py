@@ -19,12 +19,13 @@ import re
 import sys
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from math import fsum
 from pathlib import Path
 
 import yaml
 
-from twin.step_time.catalogue import ModelSpec, find_model
+from twin.step_time.catalogue import ModelSpec, check_tensor_parallel, find_model
 from twin.step_time.memory import CAPTURE_SIZES
 from twin.step_time.profiles import profile_file_name
 
@@ -94,6 +95,18 @@ class Tables:
                 and int(row["window_size"]) == 0
             ):
                 yield int(row["batch_size"]), int(row[length]), float(row["latency"])
+
+    def all_reduce(self, gpus: int) -> list[tuple[int, float]]:
+        """(values, ms) of vLLM's own all-reduce among so many GPUs inside a CUDA graph, by values per GPU.
+
+        The tables' message sizes are taken for 16-bit values: read as bytes they would be half as fast as NVLink is.
+        """
+        rows = self._rows("comm_vllm_*_custom_allreduce_perf")
+        return sorted(
+            (int(row["message_size"]), float(row["latency"]))
+            for row in rows
+            if int(row["num_gpus"]) == gpus and row["backend"] == "vllm_graph"
+        )
 
     def product(self, m: int, n: int, k: int) -> float:
         """Milliseconds of an [m, k] x [k, n] product, linear in n and k between the measured ones.
@@ -196,8 +209,9 @@ def error_summary(name: str, values: Sequence[float]) -> dict[str, float]:
     return {f"{name}_mean": round(fsum(sizes) / len(sizes), 4), f"{name}_max": round(max(sizes), 4)}
 
 
-def build(tables: Tables, model: ModelSpec, gpu: str, date: str) -> dict[str, object]:
+def build(tables: Tables, whole: ModelSpec, gpu: str, tp: int, date: str) -> dict[str, object]:
     """The profile's JSON mapping, in the tables' precision, times in picoseconds."""
+    model = shard(whole, tp)
     layers = model.layers
     raw_layer = [layer_ms(tables, model, m) for m in tables.tokens]
 
@@ -253,7 +267,7 @@ def build(tables: Tables, model: ModelSpec, gpu: str, date: str) -> dict[str, ob
         "provenance": {
             "model": model.name,
             "gpu": gpu,
-            "tensor_parallel_size": 1,
+            "tensor_parallel_size": tp,
             "dtype": "bfloat16",
             "kv_cache_dtype": "bfloat16",
             "engine": f"vLLM {tables.version}",
@@ -266,12 +280,12 @@ def build(tables: Tables, model: ModelSpec, gpu: str, date: str) -> dict[str, ob
                 **error_summary("prefill_attention_vs_table_of_layer", prompt_errors),
                 **error_summary("decode_attention_vs_table_of_layer", decode_errors),
             },
-            "notes": NOTES,
+            "notes": NOTES if tp == 1 else [*NOTES[:-1], *TP_NOTES],
         },
         "max_context": longest,
         "capture_sizes": list(CAPTURE_SIZES),
         "dense_ps": ps(zip(tables.tokens, dense, strict=True)),
-        "comm_ps": [],
+        "comm_ps": [] if tp == 1 else ps(comm(tables, model, tp)),
         "sample_ps": ps(zip(rows_sampled, sample, strict=True)),
         "prefill_pair_ps": round(per_pair * layers * MS, 3),
         "decode_base_ps": ps(base, layers),
@@ -284,6 +298,31 @@ def build(tables: Tables, model: ModelSpec, gpu: str, date: str) -> dict[str, ob
         "gap_ps": STEP_OVERHEAD_PS,
     }
 
+
+def shard(model: ModelSpec, tp: int) -> ModelSpec:
+    """What each of `tp` GPUs holds of the model: the residual stream is whole, everything else is split."""
+    return replace(
+        model,
+        heads=model.heads // tp,
+        kv_heads=model.kv_heads // tp,
+        intermediate=model.intermediate // tp,
+        vocab=model.vocab // tp,
+    )
+
+
+def comm(tables: Tables, model: ModelSpec, tp: int) -> list[tuple[int, float]]:
+    """(tokens, ms) of a step's all-reduces: two a layer and one after the embedding, each of a token's residual."""
+    sizes, times = zip(*tables.all_reduce(tp), strict=True)
+    number = 2 * model.layers + 1
+    return [(m, number * interpolate(m * model.hidden, sizes, times)) for m in tables.tokens]
+
+
+TP_NOTES = [
+    "comm: two all-reduces a layer and one after the embedding by vLLM's own kernel in a CUDA graph; message sizes of "
+    "the table are taken for 16-bit values. Nothing overlaps with them.",
+    "Gathering the logits of the GPUs is not included.",
+    "Not included: launch-bound slowness of eager mode, speculative decoding, LoRA.",
+]
 
 NOTES = [
     "dense: per layer qkv, o, gate+up and down products (linear in n and k between measured shapes), two norms with "
@@ -318,6 +357,7 @@ def main() -> None:
     )
     parser.add_argument("--model", default="meta-llama/Llama-3.1-8B", help="a catalogue name")
     parser.add_argument("--gpu", default="H100", choices=sorted(SYSTEMS))
+    parser.add_argument("--tp", type=int, default=1, help="GPUs that share the model")
     parser.add_argument(
         "--date", required=True, help="day of generation, YYYY-MM-DD, written into the profile"
     )
@@ -326,8 +366,9 @@ def main() -> None:
     )
     args = parser.parse_args()
     model = find_model(args.model)
-    profile = build(Tables(args.tables, SYSTEMS[args.gpu]), model, args.gpu, args.date)
-    path = args.output / profile_file_name(model.name, args.gpu, 1, "bfloat16")
+    check_tensor_parallel(model, args.tp)
+    profile = build(Tables(args.tables, SYSTEMS[args.gpu]), model, args.gpu, args.tp, args.date)
+    path = args.output / profile_file_name(model.name, args.gpu, args.tp, "bfloat16")
     # One line for each innermost list of numbers.
     text = re.sub(
         r"\[[\s\d,]+\]",

@@ -260,6 +260,26 @@ def test_the_script_writes_the_shipped_bytes(twin_data, tmp_path, shipped):
     assert (tmp_path / SHIPPED).read_bytes() == shipped_text().encode()
 
 
+def test_the_profile_of_several_gpus(twin_data, tmp_path):
+    """Four GPUs hold a model that fits on none, at about 15 ms a step; talking costs more the more there is to say."""
+    name = profile_file_name("meta-llama/Llama-3.1-70B", "H100", 4, "bfloat16")
+    shipped = (ROOT / "twin" / "step_time" / "data" / name).read_text(encoding="utf-8")
+    profile = parse_profile(json.loads(shipped), name)
+    subprocess.run(
+        [
+            sys.executable, "scripts/build_profile.py", "--tables", twin_data / "profiles" / "aic",
+            "--model", "meta-llama/Llama-3.1-70B", "--tp", "4", "--date", profile.provenance.date,
+            "--output", tmp_path,
+        ],
+        check=True, cwd=ROOT, env={"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert (tmp_path / name).read_text(encoding="utf-8") == shipped
+    step = profile.compile(max_num_batched_tokens=8192, max_num_seqs=64, async_scheduling=True)
+    assert 14e9 < step.step_ps(1, 1, 1, 0, 1, 1000) < 20e9
+    talk = dict(profile.comm_ps)
+    assert talk[1] < talk[256] < talk[8192] < 0.3 * dict(profile.dense_ps)[8192]
+
+
 # Finding and reading profiles
 
 
