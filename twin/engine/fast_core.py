@@ -48,7 +48,9 @@ class FastCore(EngineCore):
     def _make_pool(self) -> Any:
         config = self.config
         if config.enable_prefix_caching:
-            return RunPool(config.num_gpu_blocks, config.block_size)
+            pool = RunPool(config.num_gpu_blocks, config.block_size)
+            pool.before_other = self._publish_before
+            return pool
         return CountPool(config.num_gpu_blocks)
 
     # --- what the policy sees of us -------------------------------------------------------
@@ -519,6 +521,15 @@ class FastCore(EngineCore):
         """What a member has computed by `plan` is findable: all but the token that the plan did not know yet."""
         computed = request.base + plan
         self._publish(request, computed - 1 if self.config.async_scheduling else computed)
+
+    def _publish_before(self, writer: EngineRequest, other: EngineRequest) -> None:
+        """`other`, in the plan that is being made, makes blocks of the reply of `writer` findable."""
+        if writer.is_member:
+            plan = self.planned + 1
+            if self._at_plan < plan and self._order(other) < self._order(writer):
+                plan -= 1  # its turn in this plan is yet to come
+            in_plan = writer in self.decodes.members
+            self._publish_member(writer, plan if in_plan else writer.end_plan)
 
     def last_plan(self, request: EngineRequest) -> int:
         """The last plan that a member takes part in, of those made."""

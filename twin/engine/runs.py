@@ -8,7 +8,7 @@ A *line* is one segment of content after given others, or the reply after a prom
 keys lie. Block i of a prompt lies in the line in which its last token does.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 ENDLESS = 1 << 60
@@ -83,9 +83,11 @@ class Hit(Sequence[Piece]):
 class Path:
     """The lines of one request: `lines[i]` holds the blocks before number `stops[i]` that no earlier one does."""
 
-    __slots__ = ("held", "lines", "published", "stops")
+    __slots__ = ("held", "lines", "owner", "published", "stops")
 
-    def __init__(self, lines: list[Line], stops: list[int]) -> None:
+    def __init__(self, lines: list[Line], stops: list[int], owner: Any) -> None:
+        self.owner = owner
+        """The request."""
         self.lines = lines
         self.stops = stops
         self.held: list[list[Any]] = []
@@ -122,6 +124,8 @@ class RunPool:
         self._blank = num_blocks - 1
         self._size = block_size
         self._lines: dict[tuple[int, int, int], Line] = {}
+        self.before_other: Callable[[Any, Any], None] = lambda writer, other: None
+        """Told of the request whose reply a line is before another one makes blocks of that line findable."""
         self._numbers = 0
         self._queue = Run(
             Line(0, (0, 0, 0), None), 0, 0, 0
@@ -134,7 +138,7 @@ class RunPool:
 
     # --- content --------------------------------------------------------------------------
 
-    def path(self, prompt: Sequence[tuple[int, int]], reply: int, writer: Any) -> Path:
+    def path(self, prompt: Sequence[tuple[int, int]], reply: int, owner: Any) -> Path:
         """Where the blocks of a new request belong. `forget` ends it."""
         lines, stops = [], []
         line: Line | None = None
@@ -146,12 +150,12 @@ class RunPool:
                 lines.append(line)
                 stops.append(end // size)
         line = self._line(line, end, reply)
-        line.writer = writer
+        line.writer = owner
         lines.append(line)
         stops.append(ENDLESS)
         for line in lines:
             line.users += 1
-        return Path(lines, stops)
+        return Path(lines, stops, owner)
 
     def forget(self, path: Path) -> None:
         """The request has gone."""
@@ -248,6 +252,8 @@ class RunPool:
     def publish(self, path: Path, blocks: int) -> None:
         """The first `blocks` blocks of a request are full and become findable."""
         for line, start, stop in path.parts(path.published, blocks):
+            if line.writer is not None and line.writer is not path.owner:
+                self.before_other(line.writer, path.owner)
             last = self._last(path)
             if (
                 last is not None
