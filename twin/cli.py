@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from twin.cli_import import import_
 from twin.cli_prometheus import from_prometheus
 from twin.cli_run import run
 from twin.cli_show import explain, schema
@@ -24,6 +25,7 @@ app = typer.Typer(
 app.command()(run)
 app.command()(explain)
 app.command()(schema)
+app.command("import")(import_)
 trace_app.command("from-prometheus")(from_prometheus)
 app.add_typer(trace_app)
 
