@@ -121,7 +121,8 @@ class EngineCore:
     @property
     def free_blocks(self) -> int:
         """KV blocks that can be handed out."""
-        return self.pool.num_free
+        free: int = self.pool.num_free
+        return free
 
     @property
     def free_slots(self) -> int:
@@ -391,7 +392,8 @@ class EngineCore:
             return []
         assert request.keys is not None
         most = (request.num_tokens - 1) // self.config.block_size
-        return self.pool.find(request.keys.upto(most)[:most])
+        found: list[int] = self.pool.find(request.keys.upto(most)[:most])
+        return found
 
     def _hold(self, request: EngineRequest, hit: Any) -> None:
         """`request` starts out with the blocks of a hit."""
@@ -426,7 +428,8 @@ class EngineCore:
 
     def count_sole(self, request: EngineRequest) -> int:
         """Blocks that would become free if `request` let go of all it holds."""
-        return self.pool.count_sole(request.blocks)
+        sole: int = self.pool.count_sole(request.blocks)
+        return sole
 
     # --- update ---------------------------------------------------------------------------
 

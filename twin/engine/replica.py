@@ -148,7 +148,9 @@ class Replica:
     @property
     def kv_usage(self) -> float:
         """Share of the usable KV blocks that is in use."""
-        return 1.0 - self._core.pool.num_free / self._core.pool.num_usable
+        free: int = self._core.pool.num_free
+        usable: int = self._core.pool.num_usable
+        return 1.0 - free / usable
 
     @property
     def stats(self) -> EngineStats:
