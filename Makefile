@@ -32,7 +32,7 @@ endif
 BIN := .venv/bin
 VLLM_ENV := .venv-vllm
 VLLM_PYTHON ?= $(VLLM_ENV)/bin/python
-VLLM_TESTS := tests/parity tests/test_vllm_process.py
+VLLM_TESTS := tests/parity tests/test_vllm_process.py tests/test_real_scheduler.py tests/test_real_live.py
 POLICIES := vllm-fcfs priority tiered
 N ?= 300
 SEED ?= 0

@@ -29,7 +29,7 @@ from twin.errors import InputError
 WARM_UP_PROMPTS = (1, 16, 128)
 """Tokens of the prompts that warm the server up, as far as max_model_len allows."""
 WARM_UP_ATTEMPTS = 5
-WARM_UP_WAIT_S = 2.0
+WARM_UP_WAIT_S = 1.0
 HEALTH_PERIOD_S = 2.0
 HEALTH_FAILURES = 3
 """Health checks in a row that fail before the server is given up."""
@@ -298,20 +298,17 @@ class Server:
                 )
             next_check = time.monotonic() + HEALTH_PERIOD_S
 
-    def drain(self, timeout_s: float, say: Say, hurry: threading.Event) -> bool:
-        """Refuse new requests and wait until those accepted are answered; whether all were."""
+    def drain(self, timeout_s: float, say: Say, hurry: threading.Event) -> int:
+        """Refuse new requests and wait until those accepted are answered; how many were not."""
         self.ask("POST", "/twin/drain")
         until = time.monotonic() + timeout_s
         told = -1
         while True:
             self.check_alive()
             status, content = self.ask("GET", "/twin/status")
-            left = content.get("in_flight", 0) if status == 200 else 0
-            if left == 0:
-                return True
-            if time.monotonic() >= until or hurry.is_set():
-                say(f"giving up on {left} requests")
-                return False
+            left = int(content.get("in_flight", 0)) if status == 200 else 0
+            if left == 0 or time.monotonic() >= until or hurry.is_set():
+                return left
             if left != told:
                 say(f"draining: {left} requests left")
                 told = left
@@ -380,7 +377,8 @@ def run_server(
             else:
                 on_ready()
         say("stopping: new requests are refused")
-        server.drain(drain_s, say, hurry)
+        if left := server.drain(drain_s, say, hurry):
+            raise Stopped(f"{left} accepted requests were not answered in {drain_s:g} s")
     finally:
         server.stop()
         for number, handler in previous.items():

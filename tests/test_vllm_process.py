@@ -1,5 +1,6 @@
 """What vLLM's engine process loads: the shared scheduler and the plug-in, nothing else of ours."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -48,3 +49,35 @@ def test_loads_with_what_vllm_installs(module):
 
 def test_the_installed_vllm_has_every_name_the_plug_in_relies_on():
     assert missing_names() == []
+
+
+def test_the_wheel_works_beside_vllm_without_what_it_depends_on(tmp_path):
+    source, target = tmp_path / "source", tmp_path / "site"
+    tracked = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    for name in filter(None, tracked.stdout.decode().split("\0")):
+        if (ROOT / name).is_file():
+            copy = source / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes((ROOT / name).read_bytes())
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--quiet"]
+    subprocess.run([*pip, "--target", str(target), str(source)], check=True, capture_output=True)
+    script = (
+        "import sys; sys.modules.update(dict.fromkeys(sys.argv[1].split())); "
+        "import real.scheduler, real.middleware; "
+        "print(real.scheduler.__file__, real.scheduler.make_scheduler, real.middleware.TwinMiddleware)"
+    )
+    blocked = " ".join(name for name in OURS.split() if name != "aiohttp")
+    run = subprocess.run(
+        [sys.executable, "-c", script, blocked],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(target)},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines()[-1].startswith(str(target))

@@ -1,0 +1,305 @@
+"""`twin-real serve` around vLLM, which is not needed here: the command, what is refused, warm-up, readiness, the end."""
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from real.server import free_port
+from twin.scenario import load_scenario
+
+ROOT = Path(__file__).parents[1]
+SCENARIO = "examples/real-demo.yaml"
+
+# Plays an interpreter that has vLLM: answers the probe, and serves what a server must.
+FAKE = """\
+    #!{python}
+    import json, os, sys, threading, time
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+    if sys.argv[1] == "-c":
+        found = {{"vllm": True, "version": "0.32.0+cpu", "metadata": "0.32.0", "plugin": True}}
+        print(json.dumps(found | {changes!r}))
+        sys.exit()
+    mode = {mode!r}
+    if mode == "dies":
+        print("INFO starting", flush=True)
+        print("ERROR Traceback: ValueError: No common block size for 16", flush=True)
+        sys.exit(3)
+    port = int(sys.argv[sys.argv.index("--port") + 1])
+    state = {{"ready": False, "posts": 0, "draining": False, "left": 0}}
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *args): pass
+        def answer(self, status, content):
+            body = json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+        def do_GET(self):
+            if self.path == "/twin/status":
+                state["left"] = max(0, state["left"] - 1)
+                self.answer(200, {{"state": "x", "in_flight": state["left"]}})
+            else:
+                self.answer(503 if mode == "sick" and state["ready"] else 200, {{}})
+        def do_POST(self):
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            if self.path == "/twin/ready":
+                state["ready"] = True
+                print("told to be ready", flush=True)
+                if mode == "crashes":
+                    threading.Timer(0.5, lambda: (print("RuntimeError: out of luck", flush=True), os._exit(9))).start()
+                self.answer(200, {{"policy_fingerprint": "abc"}})
+            elif self.path == "/twin/drain":
+                state["left"] = 4
+                print("told to drain", flush=True)
+                self.answer(200, {{}})
+            else:
+                state["posts"] += 1
+                failing = mode == "cold" and state["posts"] <= 2 or mode == "broken"
+                self.answer(500 if failing else 200, {{"posts": state["posts"]}})
+
+    ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def fake(tmp_path):
+    def make(mode="plain", **changes):
+        path = tmp_path / f"python-{mode}"
+        text = textwrap.dedent(FAKE).format(python=sys.executable, mode=mode, changes=changes)
+        path.write_text(text, encoding="utf-8")
+        path.chmod(0o755)
+        return str(path)
+
+    return make
+
+
+def serve(*options, scenario=SCENARIO, wait=True, **env):
+    command = [sys.executable, "-m", "real", "serve", str(scenario), *options]
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | env,
+    )
+    if not wait:
+        return process
+    out, err = process.communicate(timeout=60)
+    assert "Traceback" not in err
+    return process.returncode, out, err
+
+
+def refused(*options, **more):
+    status, out, err = serve(*options, **more)
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1
+    return err
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def options_of(out):
+    words = shlex.split(out)
+    return words[: words.index("serve")], words[words.index("serve") + 1 :]
+
+
+def test_the_command_has_what_the_scenario_says():
+    status, out, _ = serve("--print", "--port", "8123", "--", "--max-num-queued-reqs", "50")
+    assert status == 0
+    program, options = options_of(out)
+    assert program == [sys.executable, "-m", "vllm.entrypoints.cli.main"]
+    scenario = load_scenario(ROOT / SCENARIO)
+    given = dict(zip(options[1::2], options[2::2], strict=False))
+    assert options[0] == scenario.model.name
+    settings = json.loads(options[options.index("--additional-config") + 1])["twin"]
+    assert settings["policy"] == scenario.policy.to_dict()
+    for name, value in {
+        "--max-num-seqs": 8, "--max-num-batched-tokens": 2048, "--max-model-len": 2048, "--block-size": 16,
+        "--num-gpu-blocks-override": 257, "--dtype": "bfloat16", "--port": 8123,
+        "--scheduler-cls": "real.scheduler.make_scheduler",
+    }.items():  # fmt: skip
+        assert options[options.index(name) + 1] == str(value)
+    assert "--async-scheduling" in options
+    assert options[-2:] == ["--max-num-queued-reqs", "50"]
+    assert given
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("engine.enable_prefix_caching=false", "--no-enable-prefix-caching"),
+        ("engine.async_scheduling=false", "--no-async-scheduling"),
+        ("engine.enforce_eager=true", "--enforce-eager"),
+        ("engine.scheduler_reserve_full_isl=false", "--no-scheduler-reserve-full-isl"),
+        ("engine.watermark=0.05", "--watermark 0.05"),
+        ("engine.max_num_active_seqs=4", "--max-num-active-seqs 4"),
+        ("engine.max_num_scheduled_tokens=1000", "--max-num-scheduled-tokens 1000"),
+        ("engine.long_prefill_token_threshold=256", "--long-prefill-token-threshold 256"),
+        ("engine.gpu_memory_utilization=0.8", "--gpu-memory-utilization 0.8"),
+        ("engine.kv_cache_dtype=fp8", "--kv-cache-dtype fp8"),
+        ("hardware.dtype=float16", "--dtype float16"),
+        ("policy=vllm-priority", "--scheduling-policy priority"),
+        ("policy=vllm-fcfs", "--scheduling-policy fcfs"),
+    ],
+)
+def test_every_key_of_the_engine_reaches_vllm(change, expected, tmp_path):
+    from real.command import Serving, serve_command
+    from tests.runs import flat_profile
+
+    steps = f"hardware.step_time={flat_profile(tmp_path, 10**9)}"
+    scenario = load_scenario(ROOT / SCENARIO, [change, steps])
+    command = " ".join(serve_command(scenario, Serving("python", "m", "m")))
+    assert f" {expected}" in command
+    assert ("--scheduler-cls" in command) == (not change.startswith("policy"))
+
+
+def test_every_key_of_engine_is_an_argument_or_known_not_to_be():
+    from twin.scenario_schema import Engine
+
+    source = (ROOT / "real/command.py").read_text(encoding="utf-8")
+    named = {name.replace("_", "-") for name in Engine.model_fields} - {"version"}
+    assert not [name for name in named if f'"{name}"' not in source]
+
+
+def test_the_tiny_model_keeps_the_tokens_of_the_cache():
+    _, out, _ = serve("--print", "--tiny", "--set", "policy=fcfs")
+    _, options = options_of(out)
+    assert options[options.index("--block-size") + 1] == "32"
+    assert options[options.index("--num-gpu-blocks-override") + 1] == "129"
+    assert options[options.index("--load-format") + 1] == "dummy"
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def test_without_vllm(fake):
+    assert "vLLM is not installed for" in refused("--tiny", "--python", fake(vllm=False))
+
+
+def test_without_the_plug_in(fake):
+    assert "real.scheduler is not importable" in refused("--tiny", "--python", fake(plugin=False))
+
+
+def test_without_metadata(fake):
+    assert "vllm_dist_info.py" in refused("--tiny", "--python", fake(metadata=None))
+
+
+def test_another_version_than_the_scenario_s(fake):
+    error = refused("--tiny", "--python", fake(version="0.33.0"))
+    assert "the scenario says 0.32.0" in error
+    assert "has vLLM 0.33.0" in error
+
+
+def test_no_such_interpreter():
+    assert "cannot be run: No such file" in refused("--tiny", "--python", "/no/such/python")
+
+
+def test_a_port_in_use(fake):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        error = refused("--tiny", "--python", fake(), "--port", port)
+    assert f"--port {port}: cannot listen on 127.0.0.1:{port}: Address already in use" in error
+
+
+def test_a_folder_without_a_model(fake, tmp_path):
+    assert "has no config.json" in refused("--python", fake(), "--model", str(tmp_path))
+    error = refused("--python", fake(), "--model", str(tmp_path / "nowhere"))
+    assert "there is no folder" in error
+
+
+def test_headers_that_mean_nothing():
+    error = refused("--print", "--header", "X-Class=colour")
+    assert "'colour' is none of tier, tenant, ttft_s, total_s" in error
+
+
+# --- the life of a server -------------------------------------------------------------------------
+
+
+def lines_until(process, text):
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if text in line:
+            return lines
+    raise AssertionError("".join(lines))
+
+
+@pytest.mark.parametrize("mode", ["plain", "cold"])
+def test_warm_up_ready_drain(fake, mode):
+    process = serve(
+        "--tiny", "--log", "--python", fake(mode), "--port", str(free_port()), wait=False
+    )
+    lines = lines_until(process, "twin-real: ready")
+    text = "".join(lines)
+    assert text.index("answered") < text.index("told to be ready")
+    assert text.count("failed: 500") == (2 if mode == "cold" else 0)
+    assert text.count("warm-up: prompt of") == 3
+    process.send_signal(signal.SIGTERM)
+    rest = process.communicate(timeout=30)[1]
+    assert "told to drain" in rest
+    assert "draining: 3 requests left" in rest
+    assert process.returncode == 0
+
+
+def test_requests_that_are_not_answered_in_time_are_told(fake):
+    process = serve(
+        "--tiny", "--drain", "0", "--python", fake(), "--port", str(free_port()), wait=False
+    )
+    lines_until(process, "twin-real: ready")
+    process.terminate()
+    rest = process.communicate(timeout=30)[1]
+    assert process.returncode == 1
+    assert rest.splitlines()[-1] == "error: 3 accepted requests were not answered in 0 s"
+
+
+def test_a_warm_up_that_keeps_failing(fake, monkeypatch):
+    status, _, err = serve("--tiny", "--python", fake("broken"), "--port", str(free_port()))
+    assert status == 1
+    assert err.splitlines()[-1].startswith("error: warm-up failed 5 times: {'posts': 5}")
+    assert "ready" not in err
+
+
+def test_a_server_that_does_not_start(fake):
+    status, _, err = serve("--tiny", "--python", fake("dies"), "--port", str(free_port()))
+    assert status == 1
+    last = err.splitlines()[-1]
+    assert last == "error: vllm serve ended with status 3: ValueError: No common block size for 16"
+
+
+def test_a_server_that_crashes(fake):
+    status, _, err = serve("--tiny", "--python", fake("crashes"), "--port", str(free_port()))
+    assert status == 1
+    assert (
+        err.splitlines()[-1] == "error: vllm serve ended with status 9: RuntimeError: out of luck"
+    )
+
+
+def test_a_server_that_is_sick(fake):
+    status, _, err = serve("--tiny", "--python", fake("sick"), "--port", str(free_port()))
+    assert status == 1
+    assert "error: /health failed 3 times: 503" in err.splitlines()[-1]
+
+
+def test_a_signal_while_starting(fake, tmp_path):
+    process = serve("--tiny", "--python", fake("broken"), "--port", str(free_port()), wait=False)
+    lines_until(process, "warm-up")
+    begun = time.monotonic()
+    process.terminate()
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert time.monotonic() - begun < 5
