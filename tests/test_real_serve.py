@@ -1,4 +1,4 @@
-"""`twin-real serve` around vLLM, which is not needed here: its command, what is refused, warm-up, readiness, the end."""
+"""`twin-real serve` around vLLM, which is not needed here: command, what is refused, warm-up, readiness, the end."""
 
 import json
 import os
