@@ -47,6 +47,7 @@ class _Starts:
             self._tokens -= self._starts[0][1]
 
     def clear(self) -> None:
+        """Nobody has started."""
         self._starts.clear()
         self._tokens = 0
 
