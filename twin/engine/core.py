@@ -40,9 +40,7 @@ class Step:
     again: Mapping[EngineRequest, int] = MappingProxyType({})
     """Those of the scheduled tokens that were computed before a preemption already."""
     is_whole = True
-    """Whether `scheduled` lists everything; a fast core leaves out what goes on as ever."""
-    named_all = True
-    """Whether it did when the step was planned, those that have ended since included."""
+    """Whether `scheduled` lists everything; a fast core leaves out those that go on as ever."""
 
     duration_ps = 0
     """Filled in by who knows how long steps take; so is what follows, by who measures."""

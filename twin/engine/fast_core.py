@@ -2,8 +2,7 @@
 
 Running requests that compute one token a step are kept as `Decodes`: a plan in which they all go on takes no work per
 request. One that is preempted, or finds no token left, leaves the members: its counters are written out, and the steps
-in flight name it. What depends on the order of all that run in other ways (vLLM's own priorities when blocks run out)
-is left to `EngineCore`, the reference, until everything that runs is simple again.
+in flight name it. `EngineCore` is the reference.
 
 Plans with work are numbered from 1. `planned` is the last one made, `known` the last one whose results are in.
 """
@@ -32,12 +31,14 @@ class FastCore(EngineCore):
         self.planned = 0
         self.known = 0
         self._at_plan = 0  # the last plan whose running requests have gone on
-        self.is_fast = True
+        self._taken: dict[
+            EngineRequest, int
+        ] = {}  # by members so far in a plan made in order: blocks
         self.budget_left = 0
         """Tokens the last plan could have computed beside those it does."""
         self.going_on = Step()
         """Stands for a step of members only that runs, if it was planned in passing."""
-        self.going_on.is_whole = self.going_on.named_all = False
+        self.going_on.is_whole = False
         self._partial: list[EngineRequest] = []  # running, known tokens not computed to their end
         self._stale: set[EngineRequest] = set()  # preempted with results in flight
         self.first_tokens: deque[tuple[int, EngineRequest]] = deque()
@@ -76,17 +77,10 @@ class FastCore(EngineCore):
         victims = self._begin_step(step, now)
         if self.config.long_prefill_token_threshold:
             self._limit = self._chunk_limit()
-        if not self.is_fast:
-            self._try_fast()
-        if self.is_fast and self._by_priority and not self._all_fit():
-            self._leave_fast()
-        if self.is_fast:
-            self._schedule_fast(step, victims, now)
-        else:
-            self._schedule(step, victims, now)
+        self._schedule_fast(step, victims, now)
         if step.num_tokens:
             self.planned += 1
-            step.is_whole = step.named_all = not self.is_fast
+            step.is_whole = False
             self.in_flight.append(step)
         return step
 
@@ -169,8 +163,9 @@ class FastCore(EngineCore):
         """
         self._sort_running()
         running, members, size = self.running_requests, self.decodes.members, self.config.block_size
-        taker = (self.planned + 1) % size
-        self._partial = []
+        plan, self._partial = self.planned + 1, []
+        taken = self._taken
+        taken.clear()
         budget, index = self._budget, 0
         while index < len(running) and budget > 0:
             request = running[index]
@@ -178,7 +173,7 @@ class FastCore(EngineCore):
                 if request not in members:  # its last token is on its way
                     index += 1
                     continue
-                num_new, need = 1, int((1 - request.base) % size == taker)
+                num_new, need = 1, int((plan + request.base - 1) % size == 0)
             else:
                 num_new = min(self._chunk(request), budget)
                 if not num_new:
@@ -187,13 +182,19 @@ class FastCore(EngineCore):
                     continue
                 need = self._blocks_missing(request, request.num_computed_tokens + num_new)
             while need > self.pool.num_free:
-                victim = running.pop()
+                victim = self._pick_victim()
+                position = running.index(victim) if self._by_priority else len(running) - 1
+                del running[position]
+                if position < index:
+                    index -= 1
+                    budget += step.scheduled.pop(victim, 1 if victim in taken else 0)
                 self._preempt(victim, now)
                 step.preempted = [*step.preempted, victim]
                 if victim is request:
                     break
             else:
                 if request.is_member:
+                    taken[request] = need
                     if need:
                         self._take_blocks(need)
                 else:
@@ -204,8 +205,10 @@ class FastCore(EngineCore):
                 continue
             if not self.config.goes_on_after_self_preemption:
                 break
+        taken.clear()
         for request in running[index:]:
             if request in members:
+                self.write_out(request)
                 self._set_apart(request)
             if not request.is_member:
                 self._partial.append(request)
@@ -253,7 +256,7 @@ class FastCore(EngineCore):
         The last of them may leave out members that get their last token from the step before (async scheduling).
         """
         decodes, config = self.decodes, self.config
-        if not self.is_fast or self._partial or not decodes.number:
+        if self._partial or not decodes.number:
             return 0
         if self._stale or any(step.apart for step in self.in_flight):
             return 0
@@ -344,7 +347,7 @@ class FastCore(EngineCore):
             self.drop_oldest()
             in_flight.append(self.going_on)
         step = Step()
-        step.is_whole = step.named_all = False
+        step.is_whole = False
         self._add_decodes(step, last)
         in_flight.append(step)
         return taken
@@ -364,9 +367,6 @@ class FastCore(EngineCore):
 
     def empty_slots(self) -> int:
         """Token slots that running requests hold but have not computed a token for."""
-        if not self.is_fast:
-            size = self.config.block_size
-            return sum(r.num_blocks * size - r.num_computed_tokens for r in self.running_requests)
         computed = self.decodes.computed(self.planned)
         if self._partial:
             computed += sum(request.num_computed_tokens for request in self._partial)
@@ -433,13 +433,6 @@ class FastCore(EngineCore):
             if self.policy is not None:
                 self.policy.gone(request.job, now, "finished", request.num_output_tokens)
         return Output(request, is_first, reason)
-
-    def update(self, step: Step, now: float) -> list[Output]:
-        """Take in the results of a whole step."""
-        outputs = super().update(step, now)
-        if self._stale:
-            self._stale = {r for r in self._stale if r.num_stale_output_tokens > 0}
-        return outputs
 
     # --- blocks ---------------------------------------------------------------------------
 
@@ -542,8 +535,7 @@ class FastCore(EngineCore):
             request.is_member = False
 
     def _set_apart(self, request: EngineRequest) -> None:
-        """`request` is a member no longer but goes on; steps in flight name it."""
-        self.write_out(request)
+        """`request`, written out, is a member no longer but goes on; steps in flight name it."""
         for i, step in enumerate(self.in_flight):
             plan = self.planned - len(self.in_flight) + 1 + i
             if request.join_plan <= plan <= self.last_plan(request):
@@ -556,75 +548,12 @@ class FastCore(EngineCore):
             firsts = [(plan, r) for plan, r in self.first_tokens if r is not request]
             self.first_tokens = deque(firsts)
 
-    def _leave_fast(self) -> None:
-        """Write out all members and go on by the plain rule."""
-        members = [r for r in self.running_requests if r.is_member]
-        for i, step in enumerate(self.in_flight):
-            self._make_whole(step, self.planned - len(self.in_flight) + 1 + i)
-        for request in members:
-            self.write_out(request)
-            request.num_in_flight_tokens = sum(s.scheduled.get(request, 0) for s in self.in_flight)
-            self._detach(request, has_ended=False)
-        self._partial = []
-        self.first_tokens.clear()
-        self.is_fast = False
-
-    def _make_whole(self, step: Step, plan: int) -> None:
-        """List all that `step` computes in its order: those that ran before, then those it admitted."""
-        elders = [r for r in self.running_requests if r not in step.admitted]
-        elders.sort(key=self._order)
-        scheduled: dict[EngineRequest, int] = {}
-        for request in [*elders, *step.admitted]:
-            if request in step.scheduled:
-                scheduled[request] = step.scheduled[request]
-            elif request.is_member and request.join_plan <= plan:
-                if request in self.decodes.members or request.end_plan >= plan:
-                    scheduled[request] = 1
-                    step.sampled.add(request)
-        ended = {r: n for r, n in step.scheduled.items() if r not in scheduled}
-        step.scheduled = scheduled | ended
-        step.is_whole = True
-
-    def _try_fast(self) -> None:
-        """Keep books the fast way again if all that runs is simple: decodes, or prompts not computed to their end."""
-        if self._stale or len(self.in_flight) > 1:
-            return
-        step = self.in_flight[0] if self.in_flight else None
-        decodes: list[EngineRequest] = []  # with a result in flight
-        ready: list[EngineRequest] = []  # decodes from the next plan on
-        partial: list[EngineRequest] = []
-        for request in self.running_requests:
-            missing = request.num_tokens - request.num_computed_tokens
-            if step is not None and request in step.sampled:
-                if missing or request.num_output_placeholders != 1:
-                    return
-                decodes.append(request)
-            elif request.num_output_placeholders or (
-                step is not None and request not in step.scheduled
-            ):
-                return
-            elif missing == 1 and request.num_computed_tokens >= request.num_prompt_tokens:
-                ready.append(request)
-            else:
-                partial.append(request)
-        if len(decodes) + len(ready) + sum(map(self._chunk, partial)) > self._budget:
-            return
-        for request in decodes:
-            if request.num_tokens == request.num_prompt_tokens:
-                self.first_tokens.append((self.planned, request))
-            request.first_plan = self.planned
-            self._add_member(request, self.planned)
-        for request in ready:
-            request.first_plan = self.planned + 1
-            self._add_member(request, self.planned)
-            request.join_plan = self.planned + 1
-        self._partial = partial
-        if step is not None:
-            step.is_whole = False
-        self.is_fast = True
-
     def _preempt(self, request: EngineRequest, now: float) -> None:
         if request.is_member:
+            self.write_out(request)
+            if request in self._taken:
+                self._publish_member(request, self.planned + 1)
+                request.num_blocks += self._taken.pop(request)
             self._set_apart(request)
         elif request in self._partial:
             self._partial.remove(request)

@@ -202,12 +202,6 @@ class FastReplica(Replica):
         plan = core.known + 1
         if self._leaving:
             self._let_leave(now_ps - 1)
-        if core.in_flight[0].is_whole:
-            outputs = core.update(core.in_flight.popleft(), to_seconds(now_ps))
-            core.known = plan
-            self._meter.gave(outputs)
-            self._deliver(outputs)
-            return
         step = core.drop_oldest()
         core.known = plan
         if core.first_tokens and core.first_tokens[0][0] <= core.known:

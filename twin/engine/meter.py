@@ -195,7 +195,7 @@ class Meter:
             for life in step.victims:
                 life.stalled_since_ps = now_ps
         if self._counts_work:
-            known = 0 if step.named_all else step.discarded
+            known = 0 if step.is_whole else step.discarded
             step.discarded = known + self._share_work(step, size, duration_ps)
         self._step, self._size, self._step_ps = step, size, duration_ps
         self.step_end_ps = now_ps + duration_ps
