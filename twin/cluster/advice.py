@@ -5,11 +5,20 @@ The faults are those of real incidents; see docs/autoscaling.md.
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from twin.clock import to_seconds
+from twin.clock import PS, to_seconds
 from twin.cluster.autoscaler import tolerance_of
 from twin.cluster.limits import scaled, up_limit
+from twin.cluster.objects import MAX_PERIOD_S, MAX_WINDOW_S
 from twin.cluster.quantity import quantity
-from twin.cluster.specs import Behavior, Controller, HpaSpec, MetricSpec, ScalingLog, ScalingRules
+from twin.cluster.specs import (
+    Behavior,
+    Controller,
+    HpaSpec,
+    MetricSpec,
+    ScalingLog,
+    ScalingPolicy,
+    ScalingRules,
+)
 
 GROWS_WITH_LOAD = ("waiting", "running", "queue", "inflight", "requests", "concurrency")
 """Words in the names of metrics that count requests."""
@@ -124,3 +133,19 @@ def _orders_s(least: int, most: int, rules: ScalingRules) -> float | None:
             return float(second)
         second += 1
     return None
+
+
+def calmer(spec: HpaSpec, controller: Controller, start_up_s: float) -> Behavior:
+    """A behavior under which orders wait for the effect of earlier ones, for a metric that lags by a start.
+
+    Growing: at most twofold within the time of a start. Shrinking: by what was needed least during two starts, and at
+    most by a tenth (or a pod) within one.
+    """
+    start_ps = round(max(15.0, min(start_up_s, MAX_PERIOD_S)) * PS)
+    window = controller.downscale_stabilization_ps
+    if spec.behavior is not None and spec.behavior.down.stabilization_ps is not None:
+        window = spec.behavior.down.stabilization_ps
+    window = min(max(window, 2 * start_ps), MAX_WINDOW_S * PS)
+    up = ScalingRules((ScalingPolicy("Percent", 100, start_ps),), "Max", 0)
+    down = (ScalingPolicy("Percent", 10, start_ps), ScalingPolicy("Pods", 1, start_ps))
+    return Behavior(up, ScalingRules(down, "Max", window))

@@ -28,6 +28,7 @@ HISTOGRAMS = {
     "vllm:time_to_first_token_seconds": TTFT_BOUNDS,
     "vllm:e2e_request_latency_seconds": LATENCY_BOUNDS,
     "vllm:request_queue_time_seconds": LATENCY_BOUNDS,
+    "vllm:request_inference_time_seconds": LATENCY_BOUNDS,
 }
 """What of vLLM's /metrics the twin serves to autoscalers, with vLLM's buckets."""
 

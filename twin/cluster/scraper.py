@@ -54,15 +54,15 @@ class Scraper:
             self._see(pod, _TTFT, record.first_token_ps - record.arrival_ps)
         if record.outcome != "completed" or record.finish_ps is None:
             return
-        if "vllm:e2e_request_latency_seconds" in self._observed:
-            took_ps = record.finish_ps - record.arrival_ps
-            self._see(pod, "vllm:e2e_request_latency_seconds", took_ps)
-        if record.first_scheduled_ps is not None:
-            waited_ps = record.first_scheduled_ps - record.arrival_ps
-            self._see(pod, "vllm:request_queue_time_seconds", waited_ps)
+        started_ps = record.first_scheduled_ps
+        assert started_ps is not None
+        self._see(pod, "vllm:e2e_request_latency_seconds", record.finish_ps - record.arrival_ps)
+        self._see(pod, "vllm:request_queue_time_seconds", started_ps - record.arrival_ps)
+        self._see(pod, "vllm:request_inference_time_seconds", record.finish_ps - started_ps)
 
     def _see(self, pod: FleetPod, name: str, took_ps: int) -> None:
-        pod.observed.observe(name, to_seconds(took_ps))
+        if name in self._observed:
+            pod.observed.observe(name, to_seconds(took_ps))
 
     def scrape(self, pods: Iterable[FleetPod], now_ps: int) -> None:
         """One scrape of every pod whose server answers."""

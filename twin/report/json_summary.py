@@ -18,7 +18,7 @@ from twin.metrics.preemptions import preemptions_of
 from twin.metrics.records import LATENCIES
 from twin.metrics.summary import TierSummary, summarize_tally, total_counts
 from twin.metrics.tally import Refusal, Tally
-from twin.report.scaling import cost_of, fleet_of
+from twin.report.scaling import cost_of, fleet_of, goals_out_of_reach
 from twin.report.traffic import timeout_warning, traffic
 from twin.report.verdict import verdict
 from twin.simulation import Result
@@ -48,6 +48,7 @@ def summarize(result: Result) -> dict[str, Any]:
         *result.warnings,
         timeout_warning(totals.timed_out, totals.offered),
         preempted.warning(),
+        *goals_out_of_reach(result),
     ]
     return {
         "scenario": scenario.name,

@@ -1,5 +1,6 @@
 """Replicas that come and go, told: how many there were, every scaling decision with its reason, and what GPUs cost."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from itertools import pairwise
@@ -8,9 +9,13 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from twin.clock import PS, to_seconds
+from twin.clock import PS, to_ps, to_seconds
+from twin.cluster.advice import calmer
+from twin.cluster.alone import alone_ttft_ps, longest_within
+from twin.cluster.cold_start import PHASES, mean_s
 from twin.cluster.cost import GpuTime, cost
 from twin.cluster.fleet_log import KINDS, Counts, FleetHistory
+from twin.cluster.objects import write_behavior
 from twin.cluster.scalers import Look
 from twin.report.texts import count, duration, share
 from twin.simulation import Result
@@ -73,6 +78,8 @@ def fleet_of(result: Result) -> dict[str, Any] | None:
         "looks": len(log.looks),
         "looks_with_an_error": sum(look.error is not None for look in log.looks),
         "reversals": reversals(changes),
+        "calmer": _calmer(result, changes),
+        "after_last_arrival": _afterwards(result),
         "events": kinds,
         "obstacle": next((e.text for e in log.events if e.kind in ("rejected", "pending")), None),
         "killed": next((e.text for e in log.events if e.kind == "killed"), None),
@@ -84,6 +91,64 @@ def fleet_of(result: Result) -> dict[str, Any] | None:
             for s in steps
         ],
     }  # fmt: skip
+
+
+def _calmer(result: Result, changes: Sequence[Look]) -> dict[str, Any] | None:
+    """A `behavior` to try where the count went up and down again and again, as a document of Kubernetes."""
+    spec = result.scenario.cluster.fleet
+    assert spec is not None
+    hpa = spec.scaler.hpa or (spec.scaler.keda and spec.scaler.keda.hpa)
+    if not hpa or reversals(changes) < 2:
+        return None
+    start_s = sum(mean_s(getattr(spec.cold_start, name)) for name in PHASES)
+    return write_behavior(calmer(hpa, spec.scaler.controller, start_s))
+
+
+def _afterwards(result: Result) -> dict[str, float | None] | None:
+    """GPU-hours after the last arrival, and how long the replicas took to their final count; None without records."""
+    fleet = result.fleet
+    if result.kept is None or fleet is None or not len(result.kept):
+        return None
+    last_ps, end_ps = int(result.kept.columns()["arrival_ps"].max()), result.simulated_ps
+    gpu_ps = 0
+    for pod in fleet.pods:
+        if pod.placed_ps is not None:
+            gone_ps = end_ps if pod.gone_ps is None else min(pod.gone_ps, end_ps)
+            gpu_ps += fleet.gpus_per_replica * max(0, gone_ps - max(pod.placed_ps, last_ps))
+    steps = [step for step in fleet.log.steps if step.at_ps <= end_ps]
+    final = steps[-1].present if steps else 0
+    reached_ps = next((s.at_ps for s in steps if s.at_ps > last_ps and s.present == final), last_ps)
+    return {
+        "gpu_hours": gpu_ps / PS / 3600,
+        "replicas": final,
+        "reached_after_s": to_seconds(reached_ps - last_ps),
+    }
+
+
+def goals_out_of_reach(result: Result) -> Iterator[str]:
+    """Objectives that some requests miss even alone on an idle replica, one sentence each."""
+    scenario = result.scenario
+    if result.kept is None:
+        return
+    columns = result.kept.columns()
+    rows = dict(columns.of_tiers())
+    for tier, limits in scenario.objectives.items():
+        of_tier = columns["prompt_tokens"][rows.get(tier, [])]
+        of_tier = of_tier[of_tier < scenario.engine.max_model_len]
+        for name, limit_s in limits.items():
+            if not name.startswith("ttft_") or not len(of_tier):
+                continue
+            longest = longest_within(scenario.step_time, scenario.engine, to_ps(limit_s))
+            missed = int((of_tier > longest).sum())
+            if not missed:
+                continue
+            most = int(of_tier.max())
+            needed_s = to_seconds(alone_ttft_ps(scenario.step_time, scenario.engine, most))
+            yield (
+                f"{count(missed)} of {count(len(of_tier))} requests of {tier} miss {name} {limit_s:g} s even alone on "
+                f"an idle replica (a prompt of {count(most)} tokens takes {duration(needed_s)}): no number of replicas "
+                "helps them; a faster GPU, more tensor parallelism or shorter prompts do"
+            )
 
 
 def decisions(looks: Sequence[Look]) -> list[Look]:
@@ -174,8 +239,11 @@ def _troubles(fleet: Mapping[str, Any]) -> Iterator[str]:
             f"  {count(fleet['looks_with_an_error'])} of {count(fleet['looks'])} looks of the autoscaler met a metric "
             "that could not be read"
         )
-    if fleet["reversals"] > 2:
-        yield f"  the count turned round {count(fleet['reversals'])} times"
+    if fleet["calmer"]:
+        yield (
+            f"  the count turned round {count(fleet['reversals'])} times; to try what waits for the effect of its "
+            f"orders: --set 'cluster.hpa.behavior={json.dumps(fleet['calmer'])}'"
+        )
 
 
 def cost_text(spent: Mapping[str, Any]) -> str:
