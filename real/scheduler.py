@@ -55,6 +55,8 @@ class PolicyScheduling:
         self.kv_holding_waiting = KvHoldingQueue(self)
         self._exporter = self._make_exporter(vllm_config, settings)
         logger.info("scheduling policy %s", self.policy_fingerprint)
+        if untried := not_modelled(vllm_config):
+            logger.warning("the simulator does not model %s: its predictions do not hold", untried)
 
     def _make_exporter(self, vllm_config: Any, settings: dict[str, Any]) -> Exporter | None:
         if not is_visible():
@@ -91,8 +93,9 @@ class PolicyScheduling:
         try:
             outputs = super().update_from_output(scheduler_output, model_runner_output)
             self._note_results(outputs, scheduler_output)
-            if self._exporter is not None and self._exporter.is_due(self._now):
-                self._export_state(self._exporter, self._now)
+            now = self._now
+            if self._exporter is not None and self._exporter.is_due(now):
+                self._export(lambda exporter: self._export_state(exporter, now))
         finally:
             self._now = None
         for client, rid, reason in self._to_tell:
@@ -176,8 +179,7 @@ class PolicyScheduling:
             if isinstance(self.policy, ArrivalOrder):
                 raise
             self.policy_errors += 1
-            if self._exporter is not None:
-                self._exporter.policy_failed()
+            self._export(lambda exporter: exporter.policy_failed())
             logger.exception("the scheduling policy failed; going on in order of arrival")
             queue = self.waiting
             ready = [rid for rid in queue.waiting if rid not in queue.compiling]
@@ -217,8 +219,8 @@ class PolicyScheduling:
                 tracked.first_token = now = self._time()
                 waited_for.discard(result.request_id)
                 job = tracked.job
-                if self._exporter is not None:
-                    self._exporter.first_token(self._tier_name(job), now - job.arrival)
+                tier, ttft_s = self._tier_name(job), now - job.arrival
+                self._export(lambda e, tier=tier, ttft_s=ttft_s: e.first_token(tier, ttft_s))
                 self._ask(lambda policy, now, job=job: policy.first_token(job, now))
             # A streaming session goes on after the end of a turn.
             if result.finish_reason is not None and tracked.request.is_finished():
@@ -233,8 +235,7 @@ class PolicyScheduling:
                 logger.warning(
                     "vllm_xargs.%s %s; the default is used, now and later", name, problem
                 )
-            if self._exporter is not None:
-                self._exporter.bad_hint(name)
+            self._export(lambda exporter, name=name: exporter.bad_hint(name))
         arrival = self.arrival_of(request)
         return Job(
             rid=request.request_id,
@@ -267,10 +268,19 @@ class PolicyScheduling:
             self._without_token.discard(rid)
             job, tokens = tracked.job, tracked.request.num_output_tokens
             self._ask(lambda policy, now: policy.gone(job, now, reason, tokens))
-            if self._exporter is not None:
-                self._export_end(self._exporter, tracked, reason, tokens)
+            self._export(lambda exporter: self._export_end(exporter, tracked, reason, tokens))
 
     # --- metrics --------------------------------------------------------------------------
+
+    def _export(self, call: Callable[[Exporter], None]) -> None:
+        """Tell the exporter; one that fails (a full disk) is logged and done without."""
+        if self._exporter is None:
+            return
+        try:
+            call(self._exporter)
+        except Exception:
+            logger.exception("metrics by tier failed; going on without them")
+            self._exporter = None
 
     def _tier_name(self, job: Job) -> str:
         """The policy's name for the tier of a job."""
@@ -310,11 +320,11 @@ class PolicyScheduling:
 
     def _sort_running(self) -> None:
         jobs = self.tracked
-        self._ask(
-            lambda policy, now: self.running.sort(
-                key=lambda request: policy.run_key(jobs[request.request_id].job)
-            )
-        )
+
+        def sort(policy: Any, now: float) -> None:
+            self.running.sort(key=lambda request: policy.run_key(jobs[request.request_id].job))
+
+        self._ask(sort)
         self._is_sorted = True
 
 
@@ -365,6 +375,19 @@ class EngineHost:
         """Blocks that all known tokens of the job fill."""
         num_tokens = self._scheduler.tracked[job.rid].request.num_tokens
         return -(-min(num_tokens, self.max_model_len) // self._scheduler.block_size)
+
+
+def not_modelled(vllm_config: Any) -> str:
+    """What this engine uses that the simulator does not model, separated by commas; empty if nothing."""
+    parallel = vllm_config.parallel_config
+    found = {
+        "speculative decoding": vllm_config.speculative_config is not None,
+        "LoRA": vllm_config.lora_config is not None,
+        "KV connectors": vllm_config.kv_transfer_config is not None,
+        "pipeline parallelism": parallel.pipeline_parallel_size > 1,
+        "data parallelism": parallel.data_parallel_size > 1,
+    }
+    return ", ".join(name for name, used in found.items() if used)
 
 
 class PolicyScheduler(PolicyScheduling, Scheduler):

@@ -402,3 +402,36 @@ def test_bad_hints_are_complained_about_once(caplog):
     assert len([r for r in caplog.records if r.name == "vllm.twin"]) == 2
     engine.run()
     engine.check_empty()
+
+
+def test_metrics_that_cannot_be_written_stop_nobody(monkeypatch, caplog, tmp_path):
+    caplog.set_level("ERROR", logger="vllm.twin")
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    engine = Engine()
+    assert engine.scheduler._exporter is not None
+
+    def full(*args):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(real.scheduler.Exporter, "first_token", full)
+    for i in range(6):
+        engine.add(f"r{i}")
+    engine.run()
+    assert engine.replies == {f"r{i}": 8 for i in range(6)}
+    assert engine.scheduler._exporter is None
+    assert engine.scheduler.policy_errors == 0
+    assert caplog.text.count("metrics by tier failed") == 1
+    engine.check_empty()
+
+
+def test_what_is_not_modelled_is_said():
+    parallel = SimpleNamespace(pipeline_parallel_size=2, data_parallel_size=1)
+    config = SimpleNamespace(
+        parallel_config=parallel,
+        speculative_config=object(),
+        lora_config=None,
+        kv_transfer_config=None,
+    )
+    found = real.scheduler.not_modelled(config)
+    assert found == "speculative decoding, pipeline parallelism"
+    assert real.scheduler.not_modelled(Engine().scheduler.vllm_config) == ""
