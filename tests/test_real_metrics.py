@@ -1,6 +1,8 @@
 """Names of metrics on a real server: what the exporter emits, what is documented, what a scraper makes of them."""
 
+import importlib
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -84,6 +86,14 @@ def test_two_exporters_in_one_process_count_for_themselves():
     first, second = busy(), exporter()
     assert any(sample.value == 2 for sample in families(first)["twin:requests"].samples)
     assert all(sample.value == 0 for sample in families(second)["twin:requests"].samples)
+
+
+def test_the_package_may_be_imported_twice():
+    busy()
+    module = importlib.reload(sys.modules["real.exporter"])
+    config = PRESETS["fcfs"]
+    again = module.Exporter(config, fingerprint(config), "fcfs", "0.32.0", "tiny", "0")
+    assert all(sample.value == 0 for sample in families(again)["twin:requests"].samples)
 
 
 def test_counters_follow_the_policy_and_never_fall():
