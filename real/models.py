@@ -117,7 +117,12 @@ def server_cache(
 ) -> ModelCache[Server]:
     """A cache whose models are servers: `start(name)` gives one that is ready. Sleep mode is used where vLLM has it."""
     return ModelCache(
-        budget_bytes, sizes.__getitem__, start, Server.stop, Server.fall_asleep, Server.wake_up
+        budget_bytes,
+        sizes.__getitem__,
+        start,
+        unload=lambda server: server.stop(),
+        sleep=lambda server: server.fall_asleep(),
+        wake=lambda server: server.wake_up(),
     )
 
 

@@ -1,10 +1,14 @@
 """Models under a memory budget, and their files in the page cache."""
 
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from real.models import ModelCache, prefetch, prefetch_in_background, weight_bytes
+from real.models import ModelCache, prefetch, prefetch_in_background, server_cache, weight_bytes
+from real.server import Server, Stopped
 
 SIZES = {"a": 4, "b": 3, "c": 3, "d": 6, "huge": 11}
 
@@ -108,3 +112,56 @@ def test_weights_are_read_and_nothing_else(tmp_path):
     prefetch_in_background(tmp_path / "nowhere", said.append).join(10)
     assert said[0] == "weights read ahead: 3,145,733 bytes"
     assert said[1].startswith("weights were not read ahead")
+
+
+class Answers(BaseHTTPRequestHandler):
+    """Says what it was told to, as vLLM's /sleep and /wake_up do."""
+
+    def do_POST(self):
+        self.server.asked.append(self.path)
+        self.send_response(self.server.status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def vllm():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        server.asked, server.status = [], 200
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+
+
+@pytest.mark.parametrize(("status", "sleeps"), [(200, True), (404, False), (500, False)])
+def test_a_server_sleeps_where_vllm_can_and_is_stopped_where_not(vllm, status, sleeps):
+    started = []
+
+    def start(name):
+        server = Server(["vllm", name], "127.0.0.1", vllm.server_port, None)
+        server.stop = lambda: started.remove(name)
+        started.append(name)
+        return server
+
+    cache = server_cache(10, {"a": 6, "b": 6}, start)
+    vllm.status = status
+    first = cache.get_or_load("a")
+    cache.get_or_load("b")
+    assert (cache.names, cache.asleep) == (["b"], ["a"] if sleeps else [])
+    assert started == (["a", "b"] if sleeps else ["b"])
+    vllm.status = 200
+    again = cache.get_or_load("a")
+    assert (again is first) == sleeps
+    assert ("/wake_up" in vllm.asked) == sleeps
+    cache.close()
+    assert not started
+
+
+def test_a_server_that_does_not_wake_up(vllm):
+    vllm.status = 500
+    with pytest.raises(Stopped, match="does not wake up: 500"):
+        Server(["vllm"], "127.0.0.1", vllm.server_port, None).wake_up()
