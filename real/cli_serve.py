@@ -12,7 +12,6 @@ from typing import Annotated
 import typer
 
 from real.command import Serving, serve_command
-from real.demo import play_demo
 from real.middleware import HEADERS, check_headers
 from real.models import prefetch_in_background
 from real.server import (
@@ -134,6 +133,13 @@ def demo(
 ) -> None:
     """Start the tiny model under a scenario's policy, send mixed requests, show each tier's latency, stop."""
     with errors():
+        try:
+            from real.demo import play_demo  # the one command that is a client, too
+        except ImportError as error:
+            package = str(error.name).partition(".")[0]
+            raise InputError(
+                f"twin-real demo needs {package}: pip install 'vllm-twin[real]'"
+            ) from None
         loaded = load_scenario(scenario, overrides or [])
         serving = Serving(python=python, model="", name=NAME, port=free_port())
         with _prepared(loaded, serving, tiny=True) as (loaded, serving):
