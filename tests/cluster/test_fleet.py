@@ -56,7 +56,7 @@ def counts(result):
     return summarize(result)["totals"]
 
 
-BURST = rates((0, 2), (30, 25), (150, 2), duration=500)
+BURST = rates((0, 2), (30, 20), (120, 2), duration=400)
 SCALED = {
     "hpa": hpa(most=6),
     "cold_start": start(40),
@@ -109,6 +109,19 @@ def test_the_same_seed_gives_the_same_run_stepped_or_not():
     assert fast.engines == stepped.engines
     other = run(fleet(SCALED, BURST), "run.seed=2")
     assert list(other.records) != list(fast.records)
+
+
+def test_replicas_that_stay_are_the_fixed_ones():
+    """A fleet in which nothing happens gives the records of replicas that are simply there, from the first instant."""
+    traffic = stream(100, 50, arrivals={"process": "constant", "rate": 30}, requests=300)
+    fixed = run(document(traffic=[traffic], cluster={"replicas": 3}))
+    assert fixed.fleet is None
+    there = run(fleet({"replicas": 3, "cold_start": {}}, traffic))
+    assert list(there.records) == list(fixed.records)
+    assert there.engines == fixed.engines
+    assert there.fleet.gpu_time.starting_ps == 0
+    looked = run(fleet({"replicas": 3, "hpa": hpa(least=3, most=3)}, traffic))
+    assert list(looked.records) == list(fixed.records)
 
 
 def test_watching_changes_nothing():

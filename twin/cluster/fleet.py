@@ -81,6 +81,7 @@ class Fleet:
         self._targets: list[Load] = []
         self._receivers: list[Replica | Refusing] = []  # as _targets
         self._routed = 0
+        self._has_begun = False  # pods that are made before were there already
         self._held: deque[Request] = deque()
         self.log = FleetLog()
         self._node_draws: Callable[[], int] | None = None
@@ -91,6 +92,9 @@ class Fleet:
     def _begin(self) -> None:
         spec = self._spec
         self._settle()
+        self._has_begun = True
+        self._retarget()
+        self._note()
         for update in spec.updates:
             self._at(update.at_ps, partial(self._update, update.max_surge, update.max_unavailable))
         if self._scraper.is_needed:
@@ -198,7 +202,10 @@ class Fleet:
                 left += 1
                 continue
             pod.placed_ps, pod.nodes = self._now_ps, nodes
-            self._start(pod, is_restart=False)
+            if self._has_begun or self._spec.starts_cold:
+                self._start(pod, is_restart=False)
+            else:
+                self._find_ready(pod)
         if left and self._nodes is not None:
             for _ in range(self._nodes.missing(left * template.pods_per_replica, template.gpus)):
                 self._nodes.ordered += 1
@@ -216,30 +223,30 @@ class Fleet:
     def _start(self, pod: FleetPod, is_restart: bool) -> None:
         """A container begins, after its image has come."""
         phases = self._starter.draw(is_restart)
-        warm = not self._spec.starts_cold and self._now_ps == 0 and not is_restart
-        if warm:
-            phases = dict.fromkeys(PHASES, 0)
         pod.phases.append(phases)
         image_ps = phases["image"]
         pod.attempt += 1
-        self._at(image_ps, partial(self._run_container, pod, pod.attempt, warm))
-        if not image_ps:
-            return
-        self.log.event(self._now_ps, pod.number, "image", f"pulled in {image_ps / PS:.0f} s")
+        self._at(image_ps, partial(self._run_container, pod, pod.attempt))
+        if image_ps:
+            self.log.event(self._now_ps, pod.number, "image", f"pulled in {image_ps / PS:.0f} s")
 
-    def _run_container(self, pod: FleetPod, attempt: int, warm: bool) -> None:
+    def _find_ready(self, pod: FleetPod) -> None:
+        """The pod was there before the run began."""
+        now_ps = self._now_ps
+        pod.phases.append(dict.fromkeys(PHASES, 0))
+        pod.running_ps = pod.first_running_ps = now_ps
+        self._serve(pod, pod.attempt)
+        pod.ready_since_ps = pod.first_ready_ps = pod.ready_changed_ps = now_ps
+        self.log.event(now_ps, pod.number, "ready", "")
+
+    def _run_container(self, pod: FleetPod, attempt: int) -> None:
         if pod.is_deleted or pod.attempt != attempt:
             return
         now_ps = self._now_ps
         pod.running_ps = now_ps
         if pod.first_running_ps is None:
             pod.first_running_ps = now_ps
-        phases = pod.phases[-1]
-        serving_ps = sum(ps for name, ps in phases.items() if name != "image")
-        if warm:
-            self._serve(pod, attempt)
-            self._become_ready(pod, attempt)
-            return
+        serving_ps = sum(ps for name, ps in pod.phases[-1].items() if name != "image")
         found = fate(self._spec.probes, serving_ps)
         if found.killed_ps is None:
             self._at(serving_ps, partial(self._serve, pod, attempt))
