@@ -94,7 +94,7 @@ parity: vllm-env $(if $(filter-out 0.32.0,$(VLLM)),.tools/vllm-$(VLLM)/ready)
 	$(VLLM_PYTHON) -m tests.parity --workloads $(N) --seed $(SEED)
 
 .tools/vllm-%/ready: scripts/vllm_overlay.py | vllm-env
-	$(VLLM_PYTHON) scripts/vllm_overlay.py $* $(@D) $(if $(VLLM_WHEEL),--wheel $(VLLM_WHEEL))
+	$(VLLM_PYTHON) -m scripts.vllm_overlay $* $(@D) $(if $(VLLM_WHEEL),--wheel $(VLLM_WHEEL))
 	@touch $@
 
 real-demo: vllm-env

