@@ -8,17 +8,17 @@ Plans with work are numbered from 1. `planned` is the last one made, `known` the
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from twin.engine.config import EngineConfig
-from twin.engine.core import EngineCore, Output, Step
+from twin.engine.core import Output, Step
 from twin.engine.decodes import Decodes
 from twin.engine.request import EngineRequest, Status
-from twin.engine.runs import CountPool, Hit, Path, RunPool
+from twin.engine.run_core import RunCore
 
 
-class FastCore(EngineCore):
+class FastCore(RunCore):
     """An `EngineCore` that knows when its next plans are alike."""
 
     def __init__(self, config: EngineConfig, policy: Any = None) -> None:
@@ -45,14 +45,6 @@ class FastCore(EngineCore):
         """(plan, request) of first tokens to come from plans that are made."""
         self.on_detach: Callable[[EngineRequest, bool], None] = lambda request, has_ended: None
         """Told of a member before it leaves `decodes`, while its plans still say what it did, and whether it ends."""
-
-    def _make_pool(self) -> Any:
-        config = self.config
-        if config.enable_prefix_caching:
-            pool = RunPool(config.num_gpu_blocks, config.block_size)
-            pool.before_other = self._publish_before
-            return pool
-        return CountPool(config.num_gpu_blocks)
 
     # --- what the policy sees of us -------------------------------------------------------
 
@@ -292,6 +284,8 @@ class FastCore(EngineCore):
     def _stays_blocked(self) -> bool:
         """Whether nothing of what waits can be admitted while the same decodes go on."""
         last = self.in_flight[-1]
+        if last.preempted:
+            return False  # it admitted nobody, whatever there was room for
         if self.policy is not None and (last.admitted or not self.policy.is_settled):
             return False  # the policy may plan a preemption now
         if len(self.running_requests) >= self.config.active_limit:
@@ -434,68 +428,12 @@ class FastCore(EngineCore):
                 self.policy.gone(request.job, now, "finished", request.num_output_tokens)
         return Output(request, is_first, reason)
 
-    # --- blocks ---------------------------------------------------------------------------
-
-    def keys_of(self, prompt: Sequence[tuple[int, int]], reply: int) -> Any:
-        """Content of a new request, of which `_find_prefix` makes a path; None without a prefix cache."""
-        return (prompt, reply) if self.pool.caching else None
-
-    def _find_prefix(self, request: EngineRequest) -> Sequence[Any]:
-        if not self.pool.caching:
-            return ()
-        path = request.keys
-        if not isinstance(path, Path):
-            path = request.keys = self.pool.path(*path, request)
-        for line in path.lines:
-            writer = line.writer
-            if writer is not None and writer.is_member:
-                in_plan = writer in self.decodes.members
-                self._publish_member(writer, self._at_plan if in_plan else writer.end_plan)
-        hit: Hit = self.pool.find(path, (request.num_tokens - 1) // self.config.block_size)
-        return hit
-
-    def _hold(self, request: EngineRequest, hit: Any) -> None:
-        if self.pool.caching:
-            self.pool.touch(request.keys, hit)
-        request.num_blocks = len(hit)
-        self.held_blocks += len(hit)
-
-    def _take(self, request: EngineRequest, count: int) -> None:
-        self.pool.take(count)
-        request.num_blocks += count
-        self.held_blocks += count
-
-    def _publish(self, request: EngineRequest, num_tokens: int) -> None:
-        if self.pool.caching:
-            full = num_tokens // self.config.block_size
-            if full > request.keys.published:
-                self.pool.publish(request.keys, full)
-
-    def _let_go(self, request: EngineRequest) -> None:
-        held = request.num_blocks
-        if self.pool.caching:
-            if isinstance(request.keys, Path):
-                self.pool.release(request.keys, held)
-        else:
-            self.pool.release(held)
-        self.held_blocks -= held
-        request.num_blocks = 0
-
-    def _end(self, request: EngineRequest) -> None:
-        super()._end(request)
-        if isinstance(request.keys, Path):
-            self.pool.forget(request.keys)
-            request.keys = None
+    # --- between the two ways of keeping books --------------------------------------------
 
     def count_sole(self, request: EngineRequest) -> int:
         """Blocks that would become free if `request` let go of all it holds."""
         self.write_out(request)
-        if self.pool.caching:
-            sole: int = self.pool.count_sole(request.keys, request.num_blocks)
-            return sole
-        return request.num_blocks
-
-    # --- between the two ways of keeping books --------------------------------------------
+        return super().count_sole(request)
 
     def write_out(self, request: EngineRequest) -> None:
         """Bring the counters of a member up to date, but for its tokens in flight."""
@@ -515,8 +453,12 @@ class FastCore(EngineCore):
         computed = request.base + plan
         self._publish(request, computed - 1 if self.config.async_scheduling else computed)
 
-    def _publish_before(self, writer: EngineRequest, other: EngineRequest) -> None:
-        """`other`, in the plan that is being made, makes blocks of the reply of `writer` findable."""
+    def _before_find(self, writer: EngineRequest) -> None:
+        if writer.is_member:
+            in_plan = writer in self.decodes.members
+            self._publish_member(writer, self._at_plan if in_plan else writer.end_plan)
+
+    def _before_publish(self, writer: EngineRequest, other: EngineRequest) -> None:
         if writer.is_member:
             plan = self.planned + 1
             if self._at_plan < plan and self._order(other) < self._order(writer):
