@@ -7,6 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 from rich.console import RenderableType
+from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
 from twin.clock import PS, to_ps, to_seconds
@@ -205,24 +207,32 @@ def fleet_lines(summary: Mapping[str, Any]) -> Iterator[RenderableType]:
     fleet, spent = summary["fleet"], summary["cost"]
     if fleet is not None:
         yield Text("Replicas", "bold")
-        yield Text(_replicas_text(fleet))
+        yield _indented(_replicas_text(fleet))
         for text in _troubles(fleet):
-            yield Text(text)
+            yield _indented(text)
         shown = fleet["decisions"][:DECISIONS_SHOWN]
+        rows = Table(box=None, show_header=False, padding=(0, 1, 0, 2), pad_edge=True)
+        for _ in ("at", "change"):
+            rows.add_column(justify="right", no_wrap=True)
+        rows.add_column(overflow="fold")
         for row in shown:
-            yield Text(
-                f"  {duration(row['at_s']):>8}  {row['from']:>3} -> {row['to']:<3} {row['reason']}"
-            )
+            rows.add_row(duration(row["at_s"]), f"{row['from']} -> {row['to']}", row["reason"])
+        if shown:
+            yield rows
         left = len(fleet["decisions"]) + fleet["decisions_left_out"] - len(shown)
         if left:
-            yield Text(f"  and {count(left)} more decisions (--json, --out)")
+            yield _indented(f"and {count(left)} more decisions (--json, --out)")
     if fleet is not None or spent["price_per_gpu_hour"] is not None:
         yield Text(cost_text(spent))
 
 
+def _indented(text: str) -> RenderableType:
+    return Padding(Text(text), (0, 0, 0, 2))
+
+
 def _replicas_text(fleet: Mapping[str, Any]) -> str:
     ready, wanted, start = fleet["replicas"]["ready"], fleet["replicas"]["wanted"], fleet["start_s"]
-    text = f"  ready {_number(ready['mean'])} on average ({ready['min']} to {ready['max']})"
+    text = f"ready {_number(ready['mean'])} on average ({ready['min']} to {ready['max']})"
     text += f", asked for {wanted['min']} to {wanted['max']}; {count(fleet['pods'])} pods"
     if start["mean"] is not None:
         text += f", started in {duration(start['mean'])} (at most {duration(start['max'])})"
@@ -231,17 +241,17 @@ def _replicas_text(fleet: Mapping[str, Any]) -> str:
 
 def _troubles(fleet: Mapping[str, Any]) -> Iterator[str]:
     if fleet["obstacle"]:
-        yield f"  pods that never appear: {fleet['obstacle']}"
+        yield f"pods that never appear: {fleet['obstacle']}"
     if fleet["restarts"]:
-        yield f"  {count(fleet['restarts'])} containers were killed: {fleet['killed']}"
+        yield f"{count(fleet['restarts'])} containers were killed: {fleet['killed']}"
     if fleet["looks_with_an_error"]:
         yield (
-            f"  {count(fleet['looks_with_an_error'])} of {count(fleet['looks'])} looks of the autoscaler met a metric "
+            f"{count(fleet['looks_with_an_error'])} of {count(fleet['looks'])} looks of the autoscaler met a metric "
             "that could not be read"
         )
     if fleet["calmer"]:
         yield (
-            f"  the count turned round {count(fleet['reversals'])} times; to try what waits for the effect of its "
+            f"the count turned round {count(fleet['reversals'])} times; to try what waits for the effect of its "
             f"orders: --set 'cluster.hpa.behavior={json.dumps(fleet['calmer'])}'"
         )
 
@@ -273,7 +283,7 @@ def fleet_section(summary: Mapping[str, Any]) -> str:
     fleet, spent = summary["fleet"], summary["cost"]
     if fleet is None:
         return "" if spent["price_per_gpu_hour"] is None else f"<p>{escape(cost_text(spent))}</p>"
-    lines = [_replicas_text(fleet).strip(), *(text.strip() for text in _troubles(fleet))]
+    lines = [_replicas_text(fleet), *_troubles(fleet)]
     said = "".join(f"<p>{escape(text)}</p>" for text in (*lines, cost_text(spent)))
     rows = "".join(_row(row) for row in fleet["decisions"])
     head = "".join(
