@@ -22,6 +22,7 @@ import numpy as np
 from real.calibrate import Fit, fit_steps, median_gap, profile_of, read_rows, sweep, text_of
 from real.client import Call, play
 from real.command import Serving, serve_command
+from real.demo import fetch_metrics, samples
 from real.server import Server, free_port, say_to_stderr
 from real.tiny import NAME, write_tiny_model
 from twin.scenario import load_scenario
@@ -131,6 +132,12 @@ def measure(server: Server, record: Path, runs: int):
         found.append(live(server, 0))
         own = read_rows(record)[0][len(steps) :]
         found[-1]["longest_step_s"] = max(row["duration_s"] for row in own)
+        metrics = samples(fetch_metrics(server.url))
+        found[-1]["victims_so_far"] = {
+            labels["tier"] + " " + labels["cause"]: value
+            for labels, value in metrics.get("twin:preemptions_total", ())
+            if value
+        } or sum(value for _, value in metrics["vllm:num_preemptions_total"])
     return found, fit_steps(designed, float(np.median(outside)))
 
 
