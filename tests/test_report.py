@@ -36,6 +36,8 @@ def judged(limit_s, value_s, met, without=0):
 
 
 SUMMARY = {
+    "fleet": None,
+    "cost": {"price_per_gpu_hour": None},
     "scenario": "chat-8b",
     "model": "meta-llama/Llama-3.1-8B",
     "gpu": "H100",

@@ -1,6 +1,7 @@
 """Replicas that come and go in a run: nothing vanishes, and what happens is what Kubernetes would do."""
 
 import dataclasses
+import json
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +10,10 @@ from hypothesis import strategies as st
 from tests.runs import document, flat_profile, run, stream
 from twin.clock import PS
 from twin.errors import InputError
+from twin.report.html import render_html
 from twin.report.json_summary import summarize
+from twin.report.openmetrics import write_openmetrics
+from twin.report.tables import render
 from twin.scenario import load_scenario
 from twin.simulation import NoProgressError
 
@@ -453,3 +457,38 @@ def test_nothing_vanishes_whatever_happens(cluster, is_scaled, seed):
     stepped = run(source, "run.engine_mode=stepped")
     assert list(stepped.records) == list(result.records)
     assert stepped.fleet == result.fleet
+
+
+# --- told ---------------------------------------------------------------------------------
+
+
+def test_the_report_shows_decisions_and_their_reasons(tmp_path):
+    """In the tables, within 80 columns; in the page, with replicas over time beside the queue."""
+    result = run(fleet(SCALED | {"price_per_gpu_hour": 2.5}, BURST), observe=True)
+    told = summarize(result)
+    lines = render(told).splitlines()
+    assert max(map(len, lines)) <= 80
+    text = " ".join(" ".join(lines).split())
+    first = told["fleet"]["decisions"][0]
+    assert first["to"] > first["from"]
+    assert f"{first['from']} -> {first['to']}" in text
+    assert "above target asks for" in text
+    assert "per million output tokens" in text
+    page = render_html(result, told)
+    figures = json.loads(page.partition('id="figures">')[2].partition("</script>")[0])
+    assert list(figures).index("replicas") < list(figures).index("queue")
+    marks = next(trace for trace in figures["replicas"]["data"] if trace["name"] == "decision")
+    assert marks["x"][0] == first["at_s"]
+    assert "above target" in marks["text"][0]
+    assert "Replicas and cost" in page
+    hours = told["cost"]["gpu_seconds"]
+    assert sum(hours.values()) / 3600 == pytest.approx(told["cost"]["gpu_hours"])
+    write_openmetrics(tmp_path / "h.om", result, 0)
+
+
+def test_fixed_replicas_have_a_price_too():
+    told = summarize(run(document(cluster={"replicas": 2, "price_per_gpu_hour": 3})))
+    assert told["fleet"] is None
+    assert told["cost"]["gpu_hours"] == pytest.approx(2 * told["simulated_s"] / 3600)
+    assert told["cost"]["total"] == pytest.approx(3 * told["cost"]["gpu_hours"])
+    assert "per good request" in " ".join(render(told).split())
