@@ -35,12 +35,26 @@ def rows(noise=0.0, truth=TRUTH, count=400):
 def test_a_fit_finds_what_the_steps_were_made_of():
     fit = fit_steps(list(rows()), 0.005)
     assert fit.seconds == pytest.approx(TRUTH, rel=1e-6)
-    assert (fit.mape, fit.total_error) == pytest.approx((0.0, 0.0), abs=1e-9)
+    assert (fit.mape, fit.scaled_by) == pytest.approx((0.0, 1.0), abs=1e-9)
     noisy = fit_steps(list(rows(noise=0.2)), 0.0)
     for exact in list(rows())[:50]:
         told = noisy.seconds["base"] + sum(noisy.seconds[name] * exact[name] for name in TERMS[1:])
         assert told == pytest.approx(exact["duration_s"], rel=0.05)
     assert 0.05 < noisy.mape < 0.15
+
+
+def test_all_steps_together_take_the_time_they_took():
+    disturbed = [
+        row | {"duration_s": row["duration_s"] * (4 if i % 10 == 0 else 1)}
+        for i, row in enumerate(rows())
+    ]
+    fit = fit_steps(disturbed, 0.0)
+    told = sum(
+        fit.seconds["base"] + sum(fit.seconds[name] * row[name] for name in TERMS[1:])
+        for row in disturbed
+    )
+    assert told == pytest.approx(sum(row["duration_s"] for row in disturbed))
+    assert fit.scaled_by > 1.05
 
 
 def test_no_term_is_negative():
