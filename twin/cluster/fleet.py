@@ -4,7 +4,6 @@ The fleet owns the pods and tells the router which of them are Ready. A pod has 
 its server answers until it is gone. Control loops (scrapes, the autoscaler) end when nothing is left to happen.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -17,11 +16,12 @@ from twin.cluster.cold_start import PHASES, Starter
 from twin.cluster.cost import total
 from twin.cluster.deployment import Rollout, plan, rollout
 from twin.cluster.fleet_log import FleetHistory, FleetLog
-from twin.cluster.fleet_pod import FleetPod, Refusing
+from twin.cluster.fleet_pod import FleetPod
 from twin.cluster.fleet_spec import FleetSpec, ScalerSpec
+from twin.cluster.gateway import Gateway, Refusing
 from twin.cluster.nodes import NodePool
 from twin.cluster.probes import BACKOFF_RESET_PS, backoff_ps, fate
-from twin.cluster.router import Load, Router
+from twin.cluster.router import Router
 from twin.cluster.scalers import (
     HpaScaler,
     KedaScaler,
@@ -35,7 +35,6 @@ from twin.cluster.specs import Pod, Scale
 from twin.engine.replica import EngineStats, Replica
 from twin.metrics.gauges import Gauges
 from twin.metrics.records import RequestRecord
-from twin.workload.request import Request
 
 AFTER_REPLICAS = EventPriority(NORMAL + 1_000_000)
 """At one instant the fleet acts after the arrivals and the replicas."""
@@ -62,13 +61,10 @@ class Fleet:
     ) -> None:
         self._env = env
         self._spec = spec
-        self._route = route
         self._make_replica = make_replica
-        self._on_record = on_record
         self._is_over = is_over
         self._starter = Starter(spec.cold_start, spec.seed)
         self._nodes = None if spec.nodes is None else NodePool(spec.nodes)
-        self._provision = None if spec.nodes is None else spec.nodes.provision
         self._scraper = Scraper(spec)
         self._scaler = make_scaler(spec.scaler)
         self._wanted = spec.replicas
@@ -78,11 +74,12 @@ class Fleet:
         """Every pod there ever was, by number."""
         self._live: list[FleetPod] = []  # not gone
         self._by_replica: list[FleetPod] = []
-        self._targets: list[Load] = []
-        self._receivers: list[Replica | Refusing] = []  # as _targets
-        self._routed = 0
         self._has_begun = False  # pods that are made before were there already
-        self._held: deque[Request] = deque()
+        self._gateway = Gateway(
+            route, spec.holds_requests, on_record, lambda: self._now_ps, self._at
+        )
+        self.submit = self._gateway.submit
+        """A request comes now."""
         self.log = FleetLog()
         self._node_draws: Callable[[], int] | None = None
         if spec.nodes is not None:
@@ -107,48 +104,10 @@ class Fleet:
 
     # --- requests -------------------------------------------------------------------------
 
-    def submit(self, request: Request) -> None:
-        """A request reaches the gateway now."""
-        if not self._receivers:
-            self._hold_or_refuse(request)
-            return
-        target = self._route(self._routed, self._targets)
-        self._routed += 1
-        self._receivers[target].submit(request)
-
-    def _hold_or_refuse(self, request: Request) -> None:
-        if not self._spec.holds_requests:
-            self._refuse(request, "no_ready_pod")
-            return
-        self._held.append(request)
-        deadlines = [
-            request.arrival_ps + timeout
-            for timeout in (request.ttft_timeout_ps, request.total_timeout_ps)
-            if timeout is not None
-        ]
-        if deadlines:
-            delay_ps = max(0, min(deadlines) - self._now_ps)
-            self._at(delay_ps, partial(self._give_up, request))
-
-    def _give_up(self, request: Request) -> None:
-        if request in self._held:
-            self._held.remove(request)
-            kind = "ttft" if request.ttft_timeout_ps is not None else "total"
-            if request.ttft_timeout_ps is not None and request.total_timeout_ps is not None:
-                kind = "ttft" if request.ttft_timeout_ps <= request.total_timeout_ps else "total"
-            self._on_record(_lost(request, self._now_ps, "timed_out", f"timeout:{kind}"))
-
-    def _refuse(self, request: Request, reason: str) -> None:
-        self._on_record(_lost(request, self._now_ps, "refused", reason))
-
-    def _release(self) -> None:
-        while self._held and self._receivers:
-            self.submit(self._held.popleft())
-
     @property
     def num_held(self) -> int:
         """Requests at the gateway that no pod has taken."""
-        return len(self._held)
+        return self._gateway.num_held
 
     def ended(self, record: RequestRecord) -> None:
         """A request has ended: its pod's exporter has seen it, and a pod that waited for it may go."""
@@ -305,7 +264,7 @@ class Fleet:
         self.log.event(self._now_ps, pod.number, "ready", "")
         self._retarget()
         self._settle()
-        self._release()
+        self._gateway.release()
 
     def _lose_ready(self, pod: FleetPod) -> None:
         if pod.ready_since_ps is not None:
@@ -315,13 +274,14 @@ class Fleet:
     def _retarget(self) -> None:
         """Requests go to the Ready pods, in the order of their creation; to deleted ones while the endpoints lag."""
         chosen = [pod for pod in self._live if pod.is_ready or pod.lags]
-        self._receivers = [
-            pod.replica
-            if pod.replica is not None and pod.stops_ps is None
-            else Refusing(partial(self._refuse, reason="connection_refused"))
-            for pod in chosen
-        ]
-        self._targets = list(self._receivers)
+        self._gateway.retarget(
+            [
+                pod.replica
+                if pod.replica is not None and pod.stops_ps is None
+                else Refusing(self._gateway)
+                for pod in chosen
+            ]
+        )
 
     def _delete(self, pod: FleetPod) -> None:
         """The pod gets its deletion timestamp."""
@@ -484,9 +444,7 @@ class Fleet:
 
     def finish_run(self, end_ps: int) -> None:
         """The run is over: whatever is inside is recorded as unfinished."""
-        for request in self._held:
-            self._on_record(_lost(request, None, "unfinished", "end_of_run"))
-        self._held.clear()
+        self._gateway.finish_run()
         for pod in self._by_replica:
             if pod.replica is not None:
                 pod.replica.finish_run(end_ps)
@@ -531,23 +489,3 @@ def make_scaler(spec: ScalerSpec) -> Scaler | None:
     if spec.saturation is not None:
         return SaturationScaler(spec.saturation, spec.period_ps)
     return None
-
-
-def _lost(request: Request, finish_ps: int | None, outcome: str, reason: str) -> RequestRecord:
-    """What is kept of a request that no replica took."""
-    return RequestRecord(
-        index=request.index,
-        tier=request.tier,
-        tenant=request.tenant,
-        session=request.session,
-        stream=request.stream,
-        replica=None,
-        arrival_ps=request.arrival_ps,
-        first_scheduled_ps=None,
-        first_token_ps=None,
-        finish_ps=finish_ps,
-        prompt_tokens=request.prompt_tokens,
-        output_tokens=0,
-        outcome=outcome,
-        reason=reason,
-    )

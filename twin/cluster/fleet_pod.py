@@ -1,6 +1,5 @@
 """One pod of a fleet: what it has been through, and the engine in it while it serves."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +9,6 @@ from twin.cluster.fleet_log import PodLife
 from twin.cluster.metrics_path import Observations
 from twin.engine.replica import EngineStats, Replica
 from twin.metrics.gauges import Gauges
-from twin.workload.request import Request
 
 
 @dataclass
@@ -172,12 +170,3 @@ class FleetPod:
         """How long its engine was there. It must have had one."""
         assert self.serving_ps is not None
         return (end_ps if self.gone_ps is None else self.gone_ps) - self.serving_ps
-
-
-class Refusing:
-    """Stands where requests go although nobody answers: each is refused at once, and it always looks idle."""
-
-    num_inflight = 0
-
-    def __init__(self, refuse: Callable[[Request], None]) -> None:
-        self.submit = refuse
