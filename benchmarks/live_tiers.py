@@ -42,7 +42,7 @@ def traffic(seed: int) -> list[Call]:
     ]
     due = 0.4
     for _ in range(60):
-        due += rng.expovariate(3.0)
+        due += rng.expovariate(2.5)
         calls.append(Call(due, text_of(rng.randint(300, 500), rng), 60, "ONLINE"))
     return calls
 
