@@ -3,8 +3,10 @@
     python -m benchmarks.regression [--base HEAD~1] [--limit 0.15] [--pairs 9]
 
 The base is checked out into a temporary folder. Three workloads run in pairs, one process in each tree, the order
-changing from pair to pair, and the CPU times of a pair are divided by each other. Exit status 1 if the median of a
-workload's ratios is above 1 + limit, 2 if the base cannot be had or a tree cannot run a workload.
+changing from pair to pair, and the times of a pair are divided by each other. A time is wall time less that spent
+waiting for a processor, where the kernel tells it, else CPU time: other work on the machine hardly changes it. Exit
+status 1 if the median of a workload's ratios is above 1 + limit, 2 if the base cannot be had or a tree cannot run a
+workload.
 """
 
 import argparse
@@ -40,12 +42,19 @@ import twin
 from twin.metrics.summary import summarize_tiers
 from twin.simulation import load_scenario, simulate
 
+STATUS = Path("/proc/self/schedstat")
+
+def spent():
+    if not STATUS.exists():
+        return time.process_time()
+    return time.perf_counter() - int(STATUS.read_text().split()[1]) / 1e9
+
 def run(scenario):
-    begun = time.process_time()
+    begun = spent()
     result = simulate(scenario)
     summarize_tiers(result.records, objectives=scenario.objectives, warmup_ps=scenario.run.warmup_ps,
                     end_ps=result.simulated_ps, order=scenario.tiers)
-    return time.process_time() - begun
+    return spent() - begun
 
 scenario = load_scenario(json.load(sys.stdin))
 print(json.dumps([str(Path(twin.__file__).parent.parent), min(run(scenario) for _ in range(2))]))
@@ -59,7 +68,7 @@ class CannotCompareError(Exception):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Ratios of CPU time, this tree's over the base's, pair by pair."""
+    """Ratios of time, this tree's over the base's, pair by pair."""
 
     workload: str
     ratios: Sequence[float]
@@ -110,8 +119,8 @@ def checked_out(base: str) -> Iterator[Path]:
             subprocess.run([*git, "remove", "--force", str(tree)], capture_output=True)
 
 
-def cpu_s(tree: Path, document: dict[str, Any], cache: str) -> float:
-    """CPU seconds of a run in `tree`, the better of two. Raises CannotCompareError."""
+def time_s(tree: Path, document: dict[str, Any], cache: str) -> float:
+    """Seconds of a run in `tree`, the better of two. Raises CannotCompareError."""
     command = [sys.executable, "-c", RUN]
     done = subprocess.run(
         command,
@@ -137,10 +146,10 @@ def compare(
     ratios: list[float] = []
     with tempfile.TemporaryDirectory() as cache:
         for tree in trees:
-            cpu_s(tree, document, cache)  # compiles
+            time_s(tree, document, cache)  # compiles
         while len(ratios) < pairs or Comparison(workload, ratios).is_open(limit):
             order = (ours, base) if len(ratios) % 2 else (base, ours)
-            spent = {tree: cpu_s(tree, document, cache) for tree in order}
+            spent = {tree: time_s(tree, document, cache) for tree in order}
             ratios.append(spent[ours] / spent[base])
     return Comparison(workload, ratios)
 
@@ -164,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 is_slower = found.is_slower(options.limit)
                 slower |= is_slower
                 print(
-                    f"{name:15} x {found.median:.3f} of the CPU time at {options.base} "
+                    f"{name:15} x {found.median:.3f} of the time at {options.base} "
                     f"({low:.3f} to {high:.3f}, {len(found.ratios)} pairs)"
                     + (f"  SLOWER by more than {options.limit:.0%}" if is_slower else ""),
                     flush=True,

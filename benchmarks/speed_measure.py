@@ -2,7 +2,8 @@
 
     python -m benchmarks.speed_measure < job.json
 
-Prints one JSON object. `measure` starts it; jobs are {"what": "time" | "memory" | "parts", "document": ..., ...}.
+Prints one JSON object. `measure` starts it with a job such as {"what": "once", "document": {...}}; what may be measured
+is listed in `main`.
 """
 
 import json
@@ -68,13 +69,14 @@ def memory_mb(field: str = "VmHWM") -> float | None:
     return int(line.split()[1]) / 1024
 
 
-def run_once(scenario: Any) -> dict[str, float]:
+def run_once(scenario: Any, progress: Any = None) -> dict[str, float]:
     """The whole run, with the figures of every tier."""
+    from twin.clock import PS
     from twin.metrics.summary import summarize_tally
     from twin.simulation import simulate
 
     wall, cpu = time.perf_counter(), time.process_time()
-    result = simulate(scenario)
+    result = simulate(scenario, progress)
     tally = result.tally()
     span_ps = result.simulated_ps - scenario.run.warmup_ps
     tiers = summarize_tally(tally, scenario.objectives, span_ps, scenario.tiers)
@@ -84,6 +86,7 @@ def run_once(scenario: Any) -> dict[str, float]:
         "completed": sum(tier.counts.completed for tier in tiers.values()),
         "cpu_s": cpu,
         "wall_s": wall,
+        "simulated_s": result.simulated_ps / PS,
         "events": result.events,
         "steps": sum(engine.steps for engine in result.engines),
         "preemptions": sum(engine.preemptions for engine in result.engines),
@@ -108,12 +111,27 @@ def _time(job: dict[str, Any]) -> dict[str, Any]:
     return {"floor": max(floors), "policies": best}
 
 
-def _memory(job: dict[str, Any]) -> dict[str, Any]:
+def _once(job: dict[str, Any]) -> dict[str, Any]:
     """One run; the peak of the whole process."""
     from twin.scenario import load_scenario
 
     found = run_once(load_scenario(job["document"]))
     return found | {"peak_mb": memory_mb()}
+
+
+def _watch(job: dict[str, Any]) -> dict[str, Any]:
+    """One run that is cut at run.until; the memory resident after a tenth of that time, and at the end."""
+    from twin.scenario import load_scenario
+
+    scenario = load_scenario(job["document"])
+    resident: list[float | None] = []
+
+    def look(ended: int, expected: int | None, now_ps: int) -> None:
+        if not resident and now_ps >= scenario.run.until_ps / 10:
+            resident.append(memory_mb("VmRSS"))
+
+    found: dict[str, Any] = run_once(scenario, look)
+    return found | {"tenth_mb": resident[0], "end_mb": memory_mb("VmRSS"), "peak_mb": memory_mb()}
 
 
 def part_of(frame: FrameType | None) -> str:
@@ -168,7 +186,7 @@ def measure(cache: str, what: str, document: dict[str, Any], **job: Any) -> dict
 
 def main() -> None:
     job = json.load(sys.stdin)
-    doers = {"time": _time, "memory": _memory, "parts": _parts}
+    doers = {"time": _time, "once": _once, "parts": _parts, "watch": _watch}
     print(json.dumps(doers[job["what"]](job)))
 
 

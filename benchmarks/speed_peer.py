@@ -111,7 +111,8 @@ def race(cache: str, requests: int, replicas: int, rounds: int) -> list[Race]:
 def table(races: list[Race]) -> str:
     """Medians of wall seconds, and of the ratios with their extremes."""
     lines = [
-        "| Requests x replicas | Policy | twin, s | AISimulate's GPU | AISimulate, s | times as fast, median (least to most) |",
+        "| Requests x replicas | Policy | twin, s | AISimulate's GPU | AISimulate, s "
+        "| times as fast, median (least to most) |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for r in races:
