@@ -63,7 +63,8 @@ async def play(
     replies = [Reply(call) for call in calls]
     async with aiohttp.ClientSession(
         base_url=url,
-        connector=aiohttp.TCPConnector(limit=0),
+        # Below the 5 s after which vLLM's server closes idle connections: never use one that is being closed.
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0),
         timeout=aiohttp.ClientTimeout(total=timeout_s),
     ) as client:
         start = time.perf_counter()

@@ -84,6 +84,20 @@ def fake(tmp_path):
     return make
 
 
+STARTED = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    """A test that fails leaves no server behind."""
+    yield
+    while STARTED:
+        process = STARTED.pop()
+        if process.poll() is None:
+            process.terminate()
+            process.communicate(timeout=30)
+
+
 def serve(*options, scenario=SCENARIO, wait=True, **env):
     command = [sys.executable, "-m", "real", "serve", str(scenario), *options]
     process = subprocess.Popen(
@@ -95,6 +109,7 @@ def serve(*options, scenario=SCENARIO, wait=True, **env):
         env=os.environ | env,
     )
     if not wait:
+        STARTED.append(process)
         return process
     out, err = process.communicate(timeout=60)
     assert "Traceback" not in err
