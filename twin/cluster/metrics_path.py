@@ -5,7 +5,7 @@ happen; a question is answered from what was scraped before.
 """
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -79,8 +79,7 @@ class Observations:
     def observe(self, name: str, seconds: float) -> None:
         """One more value; a bucket's bound belongs to it."""
         bounds = HISTOGRAMS[name]
-        at = next((i for i, bound in enumerate(bounds) if seconds <= bound), len(bounds))
-        self._counts[name][at] += 1
+        self._counts[name][bisect_left(bounds, seconds)] += 1
         self._sums[name] += seconds
 
     def read(self, name: str) -> Number:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import lt, sub
 from typing import Protocol
 
 from twin.clock import PS
@@ -299,29 +300,41 @@ def _increase(
     if len(points) < 2:
         return None
     times = [at_ps for at_ps, _ in points]
-    if isinstance(points[0][1], tuple):
-        columns = zip(*(value for _, value in points if isinstance(value, tuple)), strict=True)
-        return tuple(_extrapolated(times, column, start_ps, end_ps, is_rate) for column in columns)
-    plain = [value for _, value in points if not isinstance(value, tuple)]
-    return _extrapolated(times, plain, start_ps, end_ps, is_rate)
+    scale = _Extrapolation(times, start_ps, end_ps, is_rate)
+    buckets = [value for _, value in points if isinstance(value, tuple)]
+    if not buckets:
+        return scale.of([value for _, value in points if not isinstance(value, tuple)])
+    if any(any(map(lt, later, earlier)) for earlier, later in pairwise(buckets)):
+        return tuple(map(scale.of, zip(*buckets, strict=True)))
+    return tuple(map(scale.grown, buckets[0], map(sub, buckets[-1], buckets[0])))
 
 
-def _extrapolated(
-    times: Sequence[int], values: Sequence[float], start_ps: int, end_ps: int, is_rate: bool
-) -> float:
-    gained = values[-1] - values[0]
-    gained += sum(b for b, a in pairwise(values) if a < b)
-    span = (times[-1] - times[0]) / PS
-    mean_gap = span / (len(values) - 1)
-    before, after = (times[0] - start_ps) / PS, (end_ps - times[-1]) / PS
-    if before >= 1.1 * mean_gap:
-        before = mean_gap / 2
-    if gained > 0 and values[0] >= 0:
-        before = min(before, span * (values[0] / gained))
-    if after >= 1.1 * mean_gap:
-        after = mean_gap / 2
-    factor = (span + before + after) / span
-    return gained * (factor / ((end_ps - start_ps) / PS) if is_rate else factor)
+class _Extrapolation:
+    """From the growth between the first and the last sample to that of the whole range."""
+
+    def __init__(self, times: Sequence[int], start_ps: int, end_ps: int, is_rate: bool) -> None:
+        self._span = (times[-1] - times[0]) / PS
+        mean_gap = self._span / (len(times) - 1)
+        before, after = (times[0] - start_ps) / PS, (end_ps - times[-1]) / PS
+        self._before = mean_gap / 2 if before >= 1.1 * mean_gap else before
+        self._after = mean_gap / 2 if after >= 1.1 * mean_gap else after
+        self._window = (end_ps - start_ps) / PS if is_rate else None
+
+    def of(self, values: Sequence[float]) -> float:
+        """Of a counter with these samples; where it falls it has begun again at 0."""
+        gained = values[-1] - values[0]
+        gained += sum(b for b, a in pairwise(values) if a < b)
+        return self.grown(values[0], gained)
+
+    def grown(self, first: float, gained: float) -> float:
+        """Of a counter that was `first` and has gained so much."""
+        if not gained:
+            return 0.0
+        before = self._before
+        if gained > 0 and first >= 0:
+            before = min(before, self._span * (first / gained))
+        factor = (self._span + before + self._after) / self._span
+        return gained * (factor if self._window is None else factor / self._window)
 
 
 def _aggregate(name: str, node: Node, by: set[str]) -> Node:
