@@ -5,6 +5,9 @@
 #   make parity N=1000 SEED=7    compares the engine with vLLM's scheduler on N random workloads;
 #                                VLLM=0.33.0 with the scheduler of another version
 #   make real-demo    starts vLLM on the CPU with a tiny model, sends 200 requests, shows each tier's latency
+#   make bench        speed, memory and start-up, AISimulate beside them, into docs/performance.md
+#   make bench-scale  the same for long runs, many replicas and a week; SCALE="--requests 100000 --days 1" for less
+#   make bench-regression BASE=HEAD~1    fails if a workload takes 15 % longer than at that commit
 #   make lint, make vllm-env, make clean
 # Variables:
 #   PYTHON         the interpreter that makes the environments
@@ -37,6 +40,9 @@ POLICIES := vllm-fcfs priority tiered
 N ?= 300
 SEED ?= 0
 VLLM ?= 0.32.0
+BASE ?= HEAD~1
+BENCH ?=
+SCALE ?=
 
 PROMETHEUS ?= $(or $(shell command -v prometheus),.tools/usr/bin/prometheus)
 export PROMETHEUS
@@ -52,7 +58,8 @@ export VLLM_LOGGING_LEVEL ?= ERROR
 pip = $(1) -m pip install --quiet --disable-pip-version-check $(2) > $(@D)/pip.log 2>&1 \
 	|| { grep -v 'is ignored: it is neither' $(@D)/pip.log | tail -n 40 >&2; exit 1; }
 
-.PHONY: help demo test lint parity real-demo vllm-env system-packages clean
+.PHONY: help demo test lint parity real-demo vllm-env system-packages clean \
+	bench bench-scale bench-regression
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -97,6 +104,15 @@ parity: vllm-env $(if $(filter-out 0.32.0,$(VLLM)),.tools/vllm-$(VLLM)/ready)
 	$(VLLM_PYTHON) -m scripts.vllm_overlay $* $(@D) $(if $(VLLM_WHEEL),--wheel $(VLLM_WHEEL))
 	@touch $@
 
+bench: .venv/base
+	$(BIN)/python -m benchmarks.speed --write $(BENCH)
+
+bench-scale: .venv/base
+	$(BIN)/python -m benchmarks.speed_scale --write $(SCALE)
+
+bench-regression: .venv/base
+	$(BIN)/python -m benchmarks.regression --base $(BASE)
+
 real-demo: vllm-env
 	$(VLLM_PYTHON) -m real demo examples/real-demo.yaml
 
@@ -128,7 +144,7 @@ system-packages:
 	dpkg-deb -x prometheus_*.deb .
 
 clean:
-	rm -rf .tools .venv $(VLLM_ENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache \
+	rm -rf .tools .venv .venv-peers $(VLLM_ENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache \
 		.import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
