@@ -15,7 +15,7 @@ from twin.report.json_summary import summarize
 from twin.report.openmetrics import write_openmetrics
 from twin.report.tables import render
 from twin.scenario import load_scenario
-from twin.simulation import NoProgressError
+from twin.simulation import NoProgressError, simulate
 
 WAITING = "vllm:num_requests_waiting"
 ZERO = dict.fromkeys(("image", "process", "weights", "compile", "graphs", "warm_up"), 0)
@@ -492,3 +492,15 @@ def test_fixed_replicas_have_a_price_too():
     assert told["cost"]["gpu_hours"] == pytest.approx(2 * told["simulated_s"] / 3600)
     assert told["cost"]["total"] == pytest.approx(3 * told["cost"]["gpu_hours"])
     assert "per good request" in " ".join(render(told).split())
+
+
+def test_without_records_the_fleet_is_told_all_the_same():
+    kept, dropped = (
+        run(fleet(SCALED, BURST)),
+        simulate(load_scenario(fleet(SCALED, BURST), ["run.records=false"])),
+    )
+    assert dropped.fleet == kept.fleet
+    told = summarize(dropped)
+    assert told["totals"] == summarize(kept)["totals"]
+    assert told["fleet"]["after_last_arrival"] is None
+    assert told["cost"]["gpu_hours"] == summarize(kept)["cost"]["gpu_hours"]
