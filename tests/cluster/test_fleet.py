@@ -481,6 +481,9 @@ def test_the_report_shows_decisions_and_their_reasons(tmp_path):
     assert marks["x"][0] == first["at_s"]
     assert "above target" in marks["text"][0]
     assert "Replicas and cost" in page
+    slots = next(trace for trace in figures["running"]["data"] if trace["name"] == "slots")
+    assert slots["y"][0] == 8
+    assert max(slots["y"]) == 8 * told["fleet"]["replicas"]["ready"]["max"]
     hours = told["cost"]["gpu_seconds"]
     assert sum(hours.values()) / 3600 == pytest.approx(told["cost"]["gpu_hours"])
     write_openmetrics(tmp_path / "h.om", result, 0)

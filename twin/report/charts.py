@@ -62,19 +62,30 @@ def distributions(tally: Tally, tiers: Sequence[str], objectives: Objectives) ->
 
 
 def timelines(
-    series: TimeSeries, log: Iterable[Event], tiers: Sequence[str], slots: int
+    series: TimeSeries,
+    log: Iterable[Event],
+    tiers: Sequence[str],
+    slots: int,
+    serving: Sequence[int] | None = None,
 ) -> dict[str, Figure]:
-    """Queue, running, KV, tokens and goodput over time, all replicas together."""
+    """Queue, running, KV, tokens and goodput over time, all replicas together.
+
+    `serving` says how many there were at each instant; None = as many as there are rows.
+    """
     times = [to_seconds(at_ps) for at_ps in series.times_ps]
     rows = _by_instant(series)
     replicas = len(series.gauges[0])
+    there = [replicas] * len(times) if serving is None else serving
     shown = [(number, tier) for number, tier in enumerate(tiers) if tier in series.tiers]
 
     def total(name: str) -> list[float | None]:
         return [_sum(row[name] for row in at) for at in rows]
 
     def mean(name: str) -> list[float]:
-        return [sum(row[name] for row in at) / replicas for at in rows]
+        return [
+            sum(row[name] for row in at) / max(1, number)
+            for at, number in zip(rows, there, strict=True)
+        ]
 
     queue = []
     for number, tier in shown:
@@ -87,7 +98,9 @@ def timelines(
         _area(times, total(f"running.{tier}"), tier, f"--tier{number % 6}")
         for number, tier in shown
     ]
-    running.append(_line(times, [slots * replicas] * len(times), "slots", "--limit", dash="dot"))
+    running.append(
+        _line(times, [slots * number for number in there], "slots", "--limit", dash="dot")
+    )
     wasted = mean("kv_wasted")
     used = [u - w for u, w in zip(mean("kv_used"), wasted, strict=True)]
     kv = [

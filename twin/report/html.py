@@ -12,7 +12,7 @@ import yaml
 from twin.metrics.engine_time import LIMITS, USES
 from twin.metrics.records import LATENCIES, OUTCOMES
 from twin.report import charts
-from twin.report.scaling import fleet_section, replicas_figure
+from twin.report.scaling import fleet_section, replicas_figure, serving_at
 from twin.report.tables import LATENCY_NAMES
 from twin.report.texts import count, duration, limit, notes, plural, share
 from twin.simulation import Result
@@ -52,7 +52,8 @@ def render_html(result: Result, summary: Mapping[str, Any]) -> str:
     tiers = list(summary["tiers"])
     figures = charts.distributions(result.tally(), tiers, scenario.objectives)
     slots = summary["limits"]["max_num_seqs"]
-    lines = charts.timelines(series, result.log, tiers, slots)
+    serving = None if result.fleet is None else serving_at(result.fleet, series.times_ps)
+    lines = charts.timelines(series, result.log, tiers, slots, serving)
     histogram = summary["preemptions"]["histogram"]
     if not histogram:
         del lines["preempted"]

@@ -303,6 +303,14 @@ def _row(row: Mapping[str, Any]) -> str:
     return "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in cells) + "</tr>"
 
 
+def serving_at(fleet: FleetHistory, times_ps: Sequence[int]) -> list[int]:
+    """How many engines were there at each of these instants."""
+    spans = [(pod.serving_ps, pod.gone_ps) for pod in fleet.pods if pod.serving_ps is not None]
+    return [
+        sum(start <= at and (gone is None or at < gone) for start, gone in spans) for at in times_ps
+    ]
+
+
 def replicas_figure(fleet: FleetHistory, end_ps: int) -> dict[str, Any]:
     """Replicas asked for, present and Ready over time, with a mark for each decision that changed them."""
     steps = [step for step in fleet.log.steps if step.at_ps <= end_ps]
