@@ -156,9 +156,15 @@ FROM_TRACE = "traffic.TraceStream."
 
 WAITING = "vllm:num_requests_waiting"
 METRIC = f"metric: {{name: '{WAITING}'}}, target: {{type: AverageValue, averageValue: '2'}}"
-HPA = f"cluster.hpa={{minReplicas: 1, maxReplicas: 4, metrics: [{{type: Pods, pods: {{{METRIC}}}}}]}}"
-TRIGGER = f"{{type: prometheus, name: queue, metadata: {{query: 'sum({WAITING})', threshold: '4'}}}}"
-CRON = "{type: cron, name: day, metadata: {start: 0 9 * * *, end: 0 18 * * *, desiredReplicas: '4'}}"
+HPA = (
+    f"cluster.hpa={{minReplicas: 1, maxReplicas: 4, metrics: [{{type: Pods, pods: {{{METRIC}}}}}]}}"
+)
+TRIGGER = (
+    f"{{type: prometheus, name: queue, metadata: {{query: 'sum({WAITING})', threshold: '4'}}}}"
+)
+CRON = (
+    "{type: cron, name: day, metadata: {start: 0 9 * * *, end: 0 18 * * *, desiredReplicas: '4'}}"
+)
 KEDA = f"cluster.keda={{minReplicaCount: 1, maxReplicaCount: 4, pollingInterval: 1, triggers: [{TRIGGER}, {CRON}]}}"
 ZERO = "{image: 0, process: 0, weights: 0, compile: 0, graphs: 0, warm_up: 0}"
 QUICK = (f"cluster.cold_start.phases={ZERO}", "cluster.cold_start.phases.process=0.1",
@@ -168,7 +174,11 @@ FALLING = ("traffic.0.arrivals.rate={steps: [[0, 60], [3, 4]]}", "traffic.0.requ
 SCALED = (HPA, *WATCHED, "cluster.controller.sync_period=0.2")
 BY_KEDA = (KEDA, *WATCHED, "cluster.controller.sync_period=0.2")
 COLD = ("cluster.cold_start.initial=cold", "cluster.holds_requests=true", "run.until=400")
-PHASED = ("cluster.cold_start.initial=cold", f"cluster.cold_start.phases={ZERO}", "cluster.probes.readiness=null")
+PHASED = (
+    "cluster.cold_start.initial=cold",
+    f"cluster.cold_start.phases={ZERO}",
+    "cluster.probes.readiness=null",
+)
 TWO = ("cluster.replicas=2", "traffic.0.output_tokens.uniform=[50, 400]")
 ROLLED = (*TWO, *QUICK, "cluster.rolling_updates=[{at: 1}]")
 ONE_GPU = (*TWO, *QUICK, "cluster.nodes={gpus: 1, initial: 1, max: 1, provision: 0.5}")
@@ -183,7 +193,9 @@ def phase(key: str, path: str, *base: str) -> dict[str, Case]:
     base = (*base, "traffic.0.requests=200")
     wide = (*base, f"{path}={{lognormal: {{median: 0.5, p95: 1}}}}")
     return times(key, path, *base) | {
-        f"{key}.TriangularTime.triangular": Case(f"{path}={{triangular: [0.2, 0.3, 0.7]}}", base=base),
+        f"{key}.TriangularTime.triangular": Case(
+            f"{path}={{triangular: [0.2, 0.3, 0.7]}}", base=base
+        ),
         f"{key}.LognormalTime.lognormal.median": Case(f"{path}.lognormal.median=0.9", base=wide),
         f"{key}.LognormalTime.lognormal.p95": Case(f"{path}.lognormal.p95=400", base=wide),
     }
@@ -192,9 +204,17 @@ def phase(key: str, path: str, *base: str) -> dict[str, Case]:
 def ratio(rule: str) -> dict[str, Case]:
     """The keys of an autoscaler of AIBrix."""
     path = f"cluster.{rule}"
-    start = (f"{path}={{max_replicas: 4, target: 1, period: 0.3, down_cooldown: 0.5}}", *WATCHED, *FALLING)
+    start = (
+        f"{path}={{max_replicas: 4, target: 1, period: 0.3, down_cooldown: 0.5}}",
+        *WATCHED,
+        *FALLING,
+    )
     if rule == "kpa":
-        windows = (f"{path}.stable_window=2", f"{path}.panic_window=0.7", f"{path}.panic_threshold=1.2")
+        windows = (
+            f"{path}.stable_window=2",
+            f"{path}.panic_window=0.7",
+            f"{path}.panic_threshold=1.2",
+        )
         start = (*start, *windows, f"{path}.max_replicas=12", f"{path}.target=3")
     by_window = {
         "stable_window": Case(f"{path}.stable_window=0.5", base=start),
@@ -207,12 +227,18 @@ def ratio(rule: str) -> dict[str, Case]:
         "query": Case(f"{path}.query='{WAITING}'", base=start),
         "target": Case(f"{path}.target=6", base=start),
         "period": Case(f"{path}.period=0.7", base=start),
-        "tolerance": Case(f"{path}.tolerance=0.9", "records" if rule == "apa" else "refused", start),
+        "tolerance": Case(
+            f"{path}.tolerance=0.9", "records" if rule == "apa" else "refused", start
+        ),
         "max_rate": Case(f"{path}.max_rate=1.2", base=start),
         "up_cooldown": Case(f"{path}.up_cooldown=2", base=start),
         "down_cooldown": Case(f"{path}.down_cooldown=100", base=start),
         "guard_pending": Case(f"{path}.guard_pending=true", base=start),
-        **(by_window if rule == "kpa" else {k: c._replace(where="refused") for k, c in by_window.items()}),
+        **(
+            by_window
+            if rule == "kpa"
+            else {k: c._replace(where="refused") for k, c in by_window.items()}
+        ),
     }
     return {f"cluster.{rule}.{key}": case for key, case in cases.items()}
 
