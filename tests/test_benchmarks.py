@@ -122,10 +122,10 @@ def test_the_page_has_room_for_every_table(tmp_path):
     page = tmp_path / "page.md"
     shutil.copy(PAGE, page)
     for name in ("speed", "parts", "peer", "start-up", *(f"scale by {part}" for part in PARTS)):
-        write_section(name, f"figures of {name}", page)
-        write_section(name, f"new figures of {name}", page)
+        write_section(name, f"TABLE {name}", page)
+        write_section(name, f"new TABLE {name}", page)
     text = page.read_text()
-    assert text.count("new figures of") == text.count("figures of") == 7
+    assert text.count("new TABLE") == text.count("TABLE") == 7
     with pytest.raises(ValueError, match=r"page\.md has no marks .*nothing"):
         write_section("nothing", "", page)
 
