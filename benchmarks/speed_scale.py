@@ -1,6 +1,7 @@
 """Does a request cost the same in a long run, and with many replicas? How much memory does it take?
 
-    python -m benchmarks.speed_scale [--parts requests replicas week] [--requests 1000000] [--days 7] [--write]
+    python -m benchmarks.speed_scale [--parts requests replicas week] [--requests 1000000] [--replicas 1 16]
+                                     [--days 7] [--write]
 
 The load of a replica stays 6 requests a second (W1). Every run is a process of its own. The week is a day's curve
 around 20 requests a second on four replicas, without records. `--write` puts the tables that were measured into
@@ -10,6 +11,7 @@ docs/performance.md.
 import argparse
 import sys
 import tempfile
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.speed_measure import measure
@@ -43,13 +45,13 @@ def _table(rows: list[str]) -> str:
     return "\n".join([*head, *rows])
 
 
-def by_requests(cache: str, policy: str, most: int) -> str:
-    """From 10,000 requests to `most`, on one replica and on sixteen."""
+def by_requests(cache: str, policy: str, most: int, fleets: Sequence[int]) -> str:
+    """From 10,000 requests to `most`, on so many replicas."""
     sizes = [n for n in (10_000, 100_000, 1_000_000) if n < most] + [most]
     return _table(
         [
             _row(cache, policy, requests, replicas, records)
-            for replicas in (1, 16)
+            for replicas in fleets
             for requests in sizes
             for records in (True, False)
         ]
@@ -87,12 +89,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--requests", type=int, default=1_000_000, help="of the longest run")
+    parser.add_argument(
+        "--replicas", type=int, nargs="+", default=(1, 16), help="of the runs of growing length"
+    )
     parser.add_argument("--days", type=float, default=7, help="of the week")
     parser.add_argument("--policy", default="tiered")
     parser.add_argument("--write", action="store_true", help="put tables into docs/performance.md")
     options = parser.parse_args()
     doers = {
-        "requests": lambda cache: by_requests(cache, options.policy, options.requests),
+        "requests": lambda cache: by_requests(
+            cache, options.policy, options.requests, options.replicas
+        ),
         "replicas": lambda cache: by_replicas(cache, options.policy, options.requests),
         "week": lambda cache: by_time(cache, options.policy, options.days),
     }
