@@ -151,7 +151,7 @@ class Server:
         self._command = list(command)
         self._echo = echo
         self._token = secrets.token_hex(16)
-        self._metrics_folder = tempfile.mkdtemp(prefix="twin-metrics-")
+        self._metrics_folder = ""  # made when it starts
         self._lines: deque[str] = deque(maxlen=400)
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
@@ -169,6 +169,7 @@ class Server:
 
     def start(self, extra: dict[str, str]) -> None:
         """Start the process; `extra` goes into its environment."""
+        self._metrics_folder = tempfile.mkdtemp(prefix="twin-metrics-")
         environment = child_environment(
             {
                 "PROMETHEUS_MULTIPROC_DIR": self._metrics_folder,
@@ -338,7 +339,8 @@ class Server:
             self._process.wait()
             if self._reader is not None:
                 self._reader.join(timeout=2)
-        shutil.rmtree(self._metrics_folder, ignore_errors=True)
+        if self._metrics_folder:
+            shutil.rmtree(self._metrics_folder, ignore_errors=True)
 
 
 def run_server(
