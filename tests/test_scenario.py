@@ -78,7 +78,7 @@ def test_a_file_becomes_plain_objects(tmp_path):
     assert chat.lengths == Lengths(Fixed(512), Uniform(1, 128))
     assert chat.clients.tiers == {"ONLINE": 0.7, "BATCH": 0.3}
     assert chat.sessions is None
-    assert (scenario.cluster.replicas, scenario.cluster.router) == (1, "least_connections")
+    assert (scenario.cluster.replicas, scenario.cluster.routing.router) == (1, "least_connections")
     assert scenario.objectives == {"ONLINE": {"ttft_p99": 1.0}}
     assert (scenario.run.seed, scenario.run.until_ps, scenario.run.warmup_ps) == (1, None, 0)
     assert scenario.warnings == ()
@@ -210,7 +210,7 @@ def test_overrides_reach_every_depth(tmp_path):
     assert scenario.traffic[0].arrivals == Renewal(Exponential(), 12.5)
     assert scenario.traffic[0].clients.ttft_timeout_ps == 5 * PS
     assert scenario.policy.tiers[0].max_wait == 0.02
-    assert (scenario.cluster.replicas, scenario.cluster.router) == (3, "round_robin")
+    assert (scenario.cluster.replicas, scenario.cluster.routing.router) == (3, "round_robin")
     assert scenario.name == "a=b"
     assert scenario.run.seed == 7
 

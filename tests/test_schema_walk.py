@@ -424,6 +424,11 @@ CASES = FLEET | {
     "policy.tiers.ttft_target": tier("BATCH.ttft_target=1000", policy="slo"),
     "cluster.replicas": Case("cluster.replicas=2"),
     "cluster.router": Case("cluster.router=round_robin", base=("cluster.replicas=2",)),
+    "cluster.routing.poll_interval": Case("cluster.routing.poll_interval=0.3", base=("cluster.replicas=2",)),
+    "cluster.routing.routers": Case("cluster.routing.routers=3", base=("cluster.replicas=2",)),
+    "cluster.routing.guard": Case(
+        "cluster.routing.guard=null", base=(TALK, "cluster={replicas: 2, router: prefix_affinity}")
+    ),
     "objectives": Case("objectives.ONLINE.ttft_p99=0.001", "summary"),
     "run.seed": Case("run.seed=2"),
     "run.until": Case("run.until=1.5"),

@@ -15,11 +15,12 @@ from twin import scenario_build as build
 from twin import scenario_schema as schema
 from twin.clock import to_ps
 from twin.cluster.fleet_spec import FleetSpec
-from twin.cluster.router import ROUTERS
+from twin.cluster.router import Routing
 from twin.engine.config import EngineConfig
 from twin.errors import InputError
-from twin.scenario_faults import Origin, check, unknown
+from twin.scenario_faults import Origin, check
 from twin.scenario_fleet import fleet_of, fleet_warnings
+from twin.scenario_gateway import routing_of
 from twin.scenario_streams import stream_of
 from twin.scenario_traffic import PresetStream
 from twin.scenario_yaml import apply_override, parse, parse_all, plain_copy
@@ -54,8 +55,7 @@ class Cluster:
 
     replicas: int
     """At the beginning."""
-    router: str
-    """Name in ROUTERS."""
+    routing: Routing
     fleet: FleetSpec | None
     """How they come and go; None = they are there from the beginning to the end."""
     price_per_gpu_hour: float | None
@@ -224,8 +224,7 @@ def _build(document: schema.Document, origin: Origin) -> Scenario:
     for i, (stream, written) in enumerate(zip(traffic, document.traffic, strict=True)):
         key = "preset" if isinstance(written, PresetStream) else "prompt_tokens"
         _check_can_run(stream, i, key, engine.max_model_len, origin)
-    if document.cluster.router not in ROUTERS:
-        origin.fail(("cluster", "router"), unknown(document.cluster.router, ROUTERS))
+    routing = routing_of(document.cluster, document.run.seed, origin)
     build.check_objectives(document, traffic, origin)
     hardware = document.hardware
     fleet = fleet_of(
@@ -254,7 +253,7 @@ def _build(document: schema.Document, origin: Origin) -> Scenario:
         traffic=traffic,
         cluster=Cluster(
             document.cluster.replicas,
-            document.cluster.router,
+            routing,
             fleet,
             document.cluster.price_per_gpu_hour,
         ),

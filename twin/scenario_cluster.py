@@ -238,13 +238,25 @@ class Saturation(Section):
     spare_queue: Instant = 3.0
 
 
+class Routing(Section):
+    """What the router knows, and how far affinity goes."""
+
+    poll_interval: Instant = 0.0
+    """How often the state of the replicas is read, seconds; 0 = routers see it as it is."""
+    routers: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Copies of the router; each knows what it sent itself, and requests come to one of them at random."""
+    guard: Annotated[float, Field(ge=1, le=1000)] | None = 1.25
+    """Affinity sends no request to a replica with more than this times the mean load; null = however loaded."""
+
+
 class Cluster(Section):
     """Where requests go."""
 
     replicas: Annotated[int, Field(ge=0, le=10_000)] = 1
     """At the beginning; an autoscaler changes them."""
     router: Name = "least_connections"
-    """Name in twin.cluster.router.ROUTERS."""
+    """Name in twin.cluster.routers.ROUTERS."""
+    routing: Routing = Routing()
     hpa: Any = None
     """`spec` of an autoscaling/v2 HorizontalPodAutoscaler, or the name of a file that holds one."""
     hpa_rivals: list[Name] = Field(default=[])

@@ -102,6 +102,7 @@ def _is_plain(cluster: form.Cluster) -> bool:
     plain = form.Cluster(
         replicas=cluster.replicas,
         router=cluster.router,
+        routing=cluster.routing,
         price_per_gpu_hour=cluster.price_per_gpu_hour,
     )
     return plain == cluster

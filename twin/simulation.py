@@ -18,7 +18,8 @@ from twin.capacity import traffic_warnings
 from twin.clock import to_seconds
 from twin.cluster.fleet import Fleet
 from twin.cluster.fleet_log import FleetHistory
-from twin.cluster.router import ROUTERS
+from twin.cluster.gateway import Gateway
+from twin.cluster.timer import Timer
 from twin.engine.fast_replica import FastReplica
 from twin.engine.replica import EngineStats, Replica, Stuck
 from twin.errors import InputError
@@ -155,8 +156,6 @@ class _Run:
         self._watch = tuple(watch)
         self._env = simpy.Environment(initial_time=0)
         self._traffic = Traffic(open_streams(scenario.traffic, scenario.run.seed))
-        self._route = ROUTERS[scenario.cluster.router]
-        self._routed = 0
         self._offered = self._ended = 0
         self._table = RecordTable()
         self._counted = None
@@ -170,19 +169,27 @@ class _Run:
         is_logged = observe and scenario.run.records
         self._listener: Listener | None = self._log.append if is_logged else None
         self._armed_ps: int | None = None
+        self._timer = Timer(self._env)
+        self._gateway = self._make_gateway()
         self._replicas: list[Replica] = []
         self._fleet = self._make_fleet()
         if self._fleet is None:
             self._replicas = [self._replica(i) for i in range(scenario.cluster.replicas)]
+            self._gateway.retarget(self._replicas)
         self._sampler = self._make_sampler() if observe else None
         self._arm()
+
+    def _make_gateway(self) -> Gateway:
+        cluster = self._scenario.cluster
+        holds = cluster.fleet is not None and cluster.fleet.holds_requests
+        return Gateway(cluster.routing, holds, self._on_record, self._timer)
 
     def _make_fleet(self) -> Fleet | None:
         """The replicas that come and go; None where they are all there from the beginning to the end."""
         spec = self._scenario.cluster.fleet
         if spec is None:
             return None
-        return Fleet(self._env, spec, self._route, self._join, self._on_record, self._is_over)
+        return Fleet(self._timer, spec, self._gateway, self._join, self._is_over)
 
     def _join(self, index: int) -> Replica:
         """A replica of the fleet begins."""
@@ -275,12 +282,7 @@ class _Run:
         if request.prompt_tokens >= self._scenario.engine.max_model_len:
             self._refuse(arrival)
             return
-        if self._fleet is not None:
-            self._fleet.submit(request)
-            return
-        target = self._route(self._routed, self._replicas)
-        self._routed += 1
-        self._replicas[target].submit(request)
+        self._gateway.submit(request)
 
     def _refuse(self, arrival: Arrival) -> None:
         request, limit = arrival.request, self._scenario.engine.max_model_len
@@ -318,6 +320,7 @@ class _Run:
         self._table.add(record)
         if self._sampler is not None:
             self._sampler.record(record)
+        self._gateway.ended(record)
         if self._fleet is not None:
             self._fleet.ended(record)
         if record.outcome != "unfinished" and self._traffic.on_finish(record):
@@ -357,6 +360,7 @@ class _Run:
 
     def _let_pass(self, progress: Progress | None, pressed: list[bool]) -> None:
         env, until_ps, sampler = self._env, self._scenario.run.until_ps, self._sampler
+        gateway, is_polled = self._gateway, bool(self._scenario.cluster.routing.poll_ps)
         patience = PATIENCE_EVENTS + 2 * self._scenario.engine.max_model_len
         fleet = self._scenario.cluster.fleet
         patience *= len(self._replicas) if fleet is None else fleet.most_replicas
@@ -367,6 +371,8 @@ class _Run:
                 return
             if sampler is not None and sampler.next_ps <= env.peek() < math.inf:
                 sampler.catch_up(env.peek())
+            if is_polled and gateway.next_poll_ps <= env.peek() < math.inf:
+                gateway.catch_up(int(env.peek()))
             env.step()
             self._events += 1
             if self._events % EVENTS_PER_LOOK:
@@ -382,8 +388,8 @@ class _Run:
 
     def _no_progress(self, why: str) -> NoProgressError:
         holders = "; ".join(r.holders() for r in self._alive if r.num_inflight)
-        if self._fleet is not None and self._fleet.num_held:
-            holders = f"{self._fleet.num_held} are held at the gateway, no pod is Ready; {holders}"
+        if self._gateway.num_held:
+            holders = f"{self._gateway.num_held} are held at the gateway, no pod is Ready; {holders}"
         return NoProgressError(
             f"no progress at {to_seconds(self._now_ps):.6g} s: {self._inflight} requests are inside, {why}. {holders}. "
             "Give the engine more KV blocks, or the policy a way for one of them to go first"
@@ -401,6 +407,7 @@ class _Run:
         inflight_request_ps = self._in_system_ps + self._inflight * simulated_ps
         series = None if self._sampler is None else self._sampler.finish(simulated_ps)
         fleet = self._fleet
+        self._gateway.finish_run()
         if fleet is not None:
             fleet.finish_run(simulated_ps)
             series = None if series is None else series.padded(NOT_YET)

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import simpy
-from simpy.events import NORMAL, Event, EventPriority
+from simpy.events import EventPriority
 
 from twin.clock import PS
 from twin.cluster.cold_start import PHASES, Starter
@@ -21,7 +20,6 @@ from twin.cluster.fleet_spec import FleetSpec, ScalerSpec
 from twin.cluster.gateway import Gateway, Refusing
 from twin.cluster.nodes import NodePool
 from twin.cluster.probes import BACKOFF_RESET_PS, backoff_ps, fate
-from twin.cluster.router import Router
 from twin.cluster.scalers import (
     HpaScaler,
     KedaScaler,
@@ -32,34 +30,29 @@ from twin.cluster.scalers import (
 )
 from twin.cluster.scraper import Scraper
 from twin.cluster.specs import Pod, Scale
+from twin.cluster.timer import AFTER_REPLICAS, LAST, Timer
 from twin.engine.replica import EngineStats, Replica
 from twin.metrics.gauges import Gauges
 from twin.metrics.records import RequestRecord
-
-AFTER_REPLICAS = EventPriority(NORMAL + 1_000_000)
-"""At one instant the fleet acts after the arrivals and the replicas."""
-
-LAST = EventPriority(NORMAL + 1_000_001)
-"""Autoscalers look after what happens at their instant, scrapes included."""
 
 
 class Fleet:
     """Replicas that come and go.
 
-    `make_replica(index)` builds the engine of a pod; `on_record` is told of requests that no replica took;
-    `is_over` says whether no request is inside and none will come, so that control loops may end.
+    `make_replica(index)` builds the engine of a pod; `gateway` is told which pods get requests; `is_over` says whether
+    no request is inside and none will come, so that control loops may end.
     """
 
     def __init__(
         self,
-        env: simpy.Environment,
+        timer: Timer,
         spec: FleetSpec,
-        route: Router,
+        gateway: Gateway,
         make_replica: Callable[[int], Replica],
-        on_record: Callable[[RequestRecord], None],
         is_over: Callable[[], bool],
     ) -> None:
-        self._env = env
+        self._timer = timer
+        self._at = timer.at
         self._spec = spec
         self._make_replica = make_replica
         self._is_over = is_over
@@ -75,11 +68,7 @@ class Fleet:
         self._live: list[FleetPod] = []  # not gone
         self._by_replica: list[FleetPod] = []
         self._has_begun = False  # pods that are made before were there already
-        self._gateway = Gateway(
-            route, spec.holds_requests, on_record, lambda: self._now_ps, self._at
-        )
-        self.submit = self._gateway.submit
-        """A request comes now."""
+        self._gateway = gateway
         self.log = FleetLog()
         self._node_draws: Callable[[], int] | None = None
         if spec.nodes is not None:
@@ -103,11 +92,6 @@ class Fleet:
                 self._every(period_ps, period_ps, partial(self._look, loop), LAST)
 
     # --- requests -------------------------------------------------------------------------
-
-    @property
-    def num_held(self) -> int:
-        """Requests at the gateway that no pod has taken."""
-        return self._gateway.num_held
 
     def ended(self, record: RequestRecord) -> None:
         """A request has ended: its pod's exporter has seen it, and a pod that waited for it may go."""
@@ -278,7 +262,7 @@ class Fleet:
             [
                 pod.replica
                 if pod.replica is not None and pod.stops_ps is None
-                else Refusing(self._gateway)
+                else Refusing(self._gateway, _index(pod))
                 for pod in chosen
             ]
         )
@@ -444,23 +428,11 @@ class Fleet:
 
     def finish_run(self, end_ps: int) -> None:
         """The run is over: whatever is inside is recorded as unfinished."""
-        self._gateway.finish_run()
         for pod in self._by_replica:
             if pod.replica is not None:
                 pod.replica.finish_run(end_ps)
 
     # --- time -----------------------------------------------------------------------------
-
-    def _at(
-        self,
-        delay_ps: int,
-        act: Callable[[], None],
-        priority: EventPriority = AFTER_REPLICAS,
-    ) -> None:
-        event = Event(self._env)
-        event._ok, event._value = True, None
-        event.callbacks = [lambda _: act()]
-        self._env.schedule(event, priority, delay_ps)
 
     def _every(
         self, period_ps: int, delay_ps: int, act: Callable[[], None], priority: EventPriority
@@ -474,8 +446,12 @@ class Fleet:
 
     @property
     def _now_ps(self) -> int:
-        """SimPy calls its time a float; all our delays are ints."""
-        return self._env.now  # type: ignore[return-value]
+        return self._timer.now_ps
+
+
+def _index(pod: FleetPod) -> int:
+    """Of its engine, or a negative number of its own."""
+    return -1 - pod.number if pod.replica_index is None else pod.replica_index
 
 
 def make_scaler(spec: ScalerSpec) -> Scaler | None:

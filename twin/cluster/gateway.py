@@ -3,88 +3,139 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
+from random import Random
 from typing import Protocol
 
-from twin.cluster.router import Router
+from twin.cluster.router import Load, Router, Routing
+from twin.cluster.routers import ROUTERS
+from twin.cluster.signals import Own, Poll, Source
+from twin.cluster.timer import Timer
 from twin.metrics.records import RequestRecord
 from twin.workload.request import Request
 
 
-class Receiver(Protocol):
+class Receiver(Source, Protocol):
     """Something that requests are sent to."""
-
-    @property
-    def num_inflight(self) -> int:
-        """Requests sent there that have not ended."""
 
     def submit(self, request: Request) -> None:
         """A request reaches it now."""
+
+    def settle(self) -> None:
+        """Whatever happens there now has happened: what is submitted at this instant comes after it."""
 
 
 class Refusing:
     """Stands where requests go although nobody answers: each is refused at once, and it always looks idle."""
 
-    num_inflight = 0
+    num_inflight = num_waiting = 0
+    kv_usage = 0.0
 
-    def __init__(self, gateway: "Gateway") -> None:
+    def __init__(self, gateway: "Gateway", index: int) -> None:
+        """`index` is that of its replica, or negative where there is none."""
         self._gateway = gateway
+        self.index = index
 
     def submit(self, request: Request) -> None:
         self._gateway.refuse(request, "connection_refused")
+
+    def settle(self) -> None:
+        """Nothing happens there."""
+
+    def kv_used(self, now_ps: int) -> float:
+        return 0.0
 
 
 class Gateway:
     """Routes to the receivers of the moment.
 
-    With `holds` it keeps requests while there is none, else it refuses them. `now_ps` tells the time, `at` calls back
-    after a delay, `on_record` is told of requests that no receiver took.
+    With `holds` it keeps requests while there is none, else it refuses them. `on_record` is told of requests that no
+    receiver took.
     """
 
     def __init__(
         self,
-        route: Router,
+        routing: Routing,
         holds: bool,
         on_record: Callable[[RequestRecord], None],
-        now_ps: Callable[[], int],
-        at: Callable[[int, Callable[[], None]], None],
+        timer: Timer,
     ) -> None:
-        self._route = route
+        chance = Random(f"{routing.seed}/routing")
+        make = ROUTERS[routing.router]
+        self._routers: list[Router] = [make(chance, routing.guard) for _ in range(routing.routers)]
+        self._pick_router = Random(f"{routing.seed}/routers")
+        self._poll = Poll(routing.poll_ps)
+        self._is_polled = bool(routing.poll_ps)
         self._holds = holds
         self._on_record = on_record
-        self._now_ps = now_ps
-        self._at = at
+        self._timer = timer
         self._receivers: Sequence[Receiver] = ()
-        self._routed = 0
+        self._loads: Sequence[Load] = ()
         self._held: deque[Request] = deque()
+        # Of several routers: request -> which one sent it, and by router: replica -> its requests in flight.
+        self._sent_by: dict[int, int] = {}
+        self._own: list[dict[int, int]] = [{} for _ in self._routers]
 
     @property
     def num_held(self) -> int:
         """Requests that no receiver has taken."""
         return len(self._held)
 
+    @property
+    def next_poll_ps(self) -> float:
+        """When `catch_up` is due next."""
+        return self._poll.next_ps if self._is_polled else inf
+
+    def catch_up(self, until_ps: int) -> None:
+        """The next event comes at `until_ps`: read the replicas as of the last poll before it."""
+        self._poll.catch_up(until_ps, self._receivers)
+        self._loads = self._poll.loads(self._receivers)
+
     def retarget(self, receivers: Sequence[Receiver]) -> None:
         """Requests go to these from now on."""
         self._receivers = receivers
+        self._loads = self._poll.loads(receivers) if self._is_polled else receivers
 
     def submit(self, request: Request) -> None:
-        """A request comes now."""
+        """A request comes now, before whatever else happens at this instant."""
         if self._receivers:
-            target = self._route(self._routed, self._receivers)
-            self._routed += 1
-            self._receivers[target].submit(request)
+            self._receivers[self._choose(request)].submit(request)
         elif self._holds:
             self._hold(request)
         else:
             self.refuse(request, "no_ready_pod")
 
+    def _choose(self, request: Request) -> int:
+        if len(self._routers) == 1:
+            return self._routers[0](request, self._loads)
+        router = self._pick_router.randrange(len(self._routers))
+        own = self._own[router]
+        loads = self._loads
+        if not self._is_polled:
+            loads = [Own(load, own.get(load.index, 0)) for load in loads]
+        chosen = self._routers[router](request, loads)
+        replica = self._receivers[chosen].index
+        own[replica] = own.get(replica, 0) + 1
+        self._sent_by[request.index] = router
+        return chosen
+
+    def ended(self, record: RequestRecord) -> None:
+        """A request has ended."""
+        router = self._sent_by.pop(record.index, None)
+        if router is not None and record.replica is not None:
+            self._own[router][record.replica] -= 1
+
     def release(self) -> None:
-        """Send on what is held, if there is somebody."""
+        """Send on what is held, if there is somebody, after whatever else happens at this instant."""
+        if self._held and self._receivers:
+            for receiver in self._receivers:
+                receiver.settle()
         while self._held and self._receivers:
             self.submit(self._held.popleft())
 
     def refuse(self, request: Request, reason: str) -> None:
         """Turn a request away (503)."""
-        self._on_record(_lost(request, self._now_ps(), "refused", reason))
+        self._on_record(_lost(request, self._timer.now_ps, "refused", reason))
 
     def finish_run(self) -> None:
         """The run is over: what is held is unfinished."""
@@ -103,14 +154,14 @@ class Gateway:
         ]
         if patience:
             timeout_ps, reason = min(patience)
-            delay_ps = max(0, request.arrival_ps + timeout_ps - self._now_ps())
-            self._at(delay_ps, partial(self._give_up, request, reason))
+            delay_ps = max(0, request.arrival_ps + timeout_ps - self._timer.now_ps)
+            self._timer.at(delay_ps, partial(self._give_up, request, reason))
 
     def _give_up(self, request: Request, reason: str) -> None:
         """Its client leaves, if it is still here."""
         if request in self._held:
             self._held.remove(request)
-            self._on_record(_lost(request, self._now_ps(), "timed_out", reason))
+            self._on_record(_lost(request, self._timer.now_ps, "timed_out", reason))
 
 
 def _lost(request: Request, finish_ps: int | None, outcome: str, reason: str) -> RequestRecord:

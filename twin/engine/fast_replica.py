@@ -322,6 +322,15 @@ class FastReplica(Replica):
             # The step that runs has begun already.
             self._counted_from = self._timeline.last + (2 if self._ends_ps else 1)
 
+    def kv_used(self, now_ps: int) -> float:
+        """Share of the usable KV blocks that is in use just before `now_ps`."""
+        self._catch_up(now_ps)
+        return super().kv_used(now_ps)
+
+    def settle(self) -> None:
+        """Take in a boundary of this very instant, too."""
+        self._catch_up(self._now_ps + 1)
+
     def gauges(self, now_ps: int) -> Gauges:
         """The state just before `now_ps`."""
         self._catch_up(now_ps)

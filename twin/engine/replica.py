@@ -147,10 +147,17 @@ class Replica:
 
     @property
     def kv_usage(self) -> float:
-        """Share of the usable KV blocks that is in use."""
+        """Share of the usable KV blocks that is in use now."""
+        return self.kv_used(self._now_ps)
+
+    def kv_used(self, now_ps: int) -> float:
+        """The same just before `now_ps`: not before the last event here and not after the next one anywhere."""
         free: int = self._core.pool.num_free
         usable: int = self._core.pool.num_usable
         return 1.0 - free / usable
+
+    def settle(self) -> None:
+        """Whatever happens here now has happened: what is submitted at this instant comes after it."""
 
     @property
     def stats(self) -> EngineStats:

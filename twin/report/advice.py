@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
 
-from twin.cluster.router import ROUTERS
+from twin.cluster.routers import ROUTERS
 from twin.errors import InputError
 from twin.report.json_summary import summarize
 from twin.report.texts import duration, plural, share
@@ -129,7 +129,7 @@ def candidates(scenario: Scenario) -> Iterator[Change]:
     gpus = plural(scenario.hardware.tensor_parallel_size, "more GPU")
     yield Change(f"replicas {more} ({gpus})", f"cluster.replicas={more}")
     for name in ROUTERS:
-        if cluster.replicas > 1 and name != cluster.router:
+        if cluster.replicas > 1 and name != cluster.routing.router:
             yield Change(f"router {name}", f"cluster.router={name}")
 
 

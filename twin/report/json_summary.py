@@ -56,7 +56,7 @@ def summarize(result: Result) -> dict[str, Any]:
         "gpu": scenario.hardware.gpu.name,
         "tensor_parallel_size": scenario.hardware.tensor_parallel_size,
         "replicas": scenario.cluster.replicas,
-        "router": scenario.cluster.router,
+        "router": scenario.cluster.routing.router,
         "engine_version": scenario.engine.version,
         "policy": scenario.policy_name,
         "policy_fingerprint": scenario.policy_fingerprint,
