@@ -18,6 +18,7 @@ from benchmarks.speed_startup import AIM_S, start_up
 from benchmarks.speed_workloads import POLICIES, WORKLOADS, Workload, missing
 
 PROFILED = ("w1", "azure", "w3", "w3-short", "mooncake")
+SAMPLES = 2000
 EXAMPLE = ROOT / "examples" / "chat-8b.yaml"
 
 
@@ -57,13 +58,13 @@ def speed_table(cache: str, workloads: dict[str, Workload], rounds: int) -> str:
     return "\n".join(lines)
 
 
-def parts_table(cache: str, workloads: dict[str, Workload]) -> str:
+def parts_table(cache: str, workloads: dict[str, Workload], samples: int) -> str:
     """Where the CPU time of a run goes, in percent, under the first policy."""
     shares: dict[str, dict[str, float]] = {}
     for name in PROFILED:
         if name in workloads and missing(workloads[name]) is None:
             document = workloads[name].document | {"policy": POLICIES[0]}
-            found = measure(cache, "parts", document, rounds=3)
+            found = measure(cache, "parts", document, samples=samples)
             shares[workloads[name].title] = found["parts"]
             say(f"{name}: parts from {found['samples']} samples")
     sums: dict[str, float] = {}
@@ -105,7 +106,7 @@ def sections(cache: str, options: Any) -> dict[str, str]:
     workloads = {name: WORKLOADS[name] for name in options.only or WORKLOADS}
     where = f"{machine()}; `make bench`."
     found = {"speed": f"{where}\n\n{speed_table(cache, workloads, options.rounds)}"}
-    found["parts"] = parts_table(cache, workloads)
+    found["parts"] = parts_table(cache, workloads, SAMPLES)
     if not options.no_peer:
         found["peer"] = peer_text(cache, options.peer_rounds)
     found["start-up"] = start_text(cache)

@@ -150,7 +150,7 @@ def part_of(frame: FrameType | None) -> str:
 
 
 def _parts(job: dict[str, Any]) -> dict[str, Any]:
-    """Share of CPU time by part, from a sample every millisecond."""
+    """Share of CPU time by part, from so many samples at least: one a millisecond, or a tick of the kernel."""
     from twin.scenario import load_scenario
 
     scenario = load_scenario(job["document"])
@@ -158,7 +158,7 @@ def _parts(job: dict[str, Any]) -> dict[str, Any]:
     seen: Counter[str] = Counter()
     signal.signal(signal.SIGPROF, lambda number, frame: seen.update([part_of(frame)]))
     signal.setitimer(signal.ITIMER_PROF, 1e-3, 1e-3)
-    for _ in range(job["rounds"]):
+    while seen.total() < job["samples"]:
         run_once(scenario)
     signal.setitimer(signal.ITIMER_PROF, 0)
     total = seen.total()
