@@ -15,7 +15,7 @@ from simpy.core import EmptySchedule
 from simpy.events import URGENT, Event
 
 from twin.capacity import traffic_warnings
-from twin.clock import to_seconds
+from twin.clock import PS, to_seconds
 from twin.cluster.fleet import Fleet
 from twin.cluster.fleet_log import FleetHistory
 from twin.cluster.gateway import Gateway
@@ -50,6 +50,9 @@ EVENTS_PER_LOOK = 128
 
 BLOCK = 4096
 """Records that are counted together, and then dropped, where they are not kept."""
+
+LONGEST_PS = 100 * 86_400 * PS
+"""The longest time that is simulated. Instants are kept in 64 bits, which hold 106.75 days of picoseconds."""
 
 PATIENCE_EVENTS = 1_000_000
 """Events a replica may need before a request of the longest context ends, on top of one step a token."""
@@ -260,6 +263,10 @@ class _Run:
         later one finds nothing new and costs nothing.
         """
         due_ps = self._traffic.next_ps()
+        if due_ps is not None and due_ps > LONGEST_PS:
+            if self._end_ps > LONGEST_PS:
+                raise self._too_long(due_ps)
+            return
         if due_ps is not None and (self._armed_ps is None or due_ps < self._armed_ps):
             self._armed_ps = due_ps
             event = Event(self._env)
@@ -286,13 +293,7 @@ class _Run:
 
     def _refuse(self, arrival: Arrival) -> None:
         request, limit = arrival.request, self._scenario.engine.max_model_len
-        place = f"traffic.{arrival.stream}, "
-        if arrival.line is not None:
-            place += f"line {arrival.line}"
-        elif request.session is not None:
-            place += f"session {arrival.number}, turn {arrival.turn}"
-        else:
-            place += f"request {arrival.number}"
+        place = _place(arrival)
         if self._strict:
             raise InputError(
                 f"{place}: a prompt of {request.prompt_tokens} tokens must be shorter than engine.max_model_len "
@@ -359,7 +360,8 @@ class _Run:
         return bool(pressed)
 
     def _let_pass(self, progress: Progress | None, pressed: list[bool]) -> None:
-        env, until_ps, sampler = self._env, self._scenario.run.until_ps, self._sampler
+        env, sampler = self._env, self._sampler
+        stop_ps = min(self._end_ps, LONGEST_PS)
         gateway, is_polled = self._gateway, bool(self._scenario.cluster.routing.poll_ps)
         patience = PATIENCE_EVENTS + 2 * self._scenario.engine.max_model_len
         fleet = self._scenario.cluster.fleet
@@ -367,7 +369,9 @@ class _Run:
         expected = self._traffic.expected() if progress is not None else None
         ended = looked = 0
         while not pressed:
-            if until_ps is not None and env.peek() >= until_ps:
+            if stop_ps <= env.peek() < math.inf:
+                if self._end_ps > LONGEST_PS:
+                    raise self._too_long(int(env.peek()))
                 return
             if sampler is not None and sampler.next_ps <= env.peek() < math.inf:
                 sampler.catch_up(env.peek())
@@ -386,10 +390,33 @@ class _Run:
             elif self._events - looked > patience:
                 raise self._no_progress(f"none has ended in {self._events - looked} events")
 
+    @property
+    def _end_ps(self) -> float:
+        """When the run is cut; infinity if it ends with its last request."""
+        until_ps = self._scenario.run.until_ps
+        return math.inf if until_ps is None else until_ps
+
+    def _too_long(self, at_ps: int) -> InputError:
+        """Something would happen at an instant that is not simulated any more."""
+        most = f"{to_seconds(LONGEST_PS):,.0f} s (100 days)"
+        ahead = self._traffic.next()
+        if ahead is not None and ahead.due_ps <= at_ps:
+            return InputError(
+                f"{_place(ahead)} is due at {to_seconds(at_ps):,.0f} s; at most {most} are simulated. Is the unit of "
+                "the trace right, or the rate too low? Raise rate or speedup, choose a window, or cut the run before "
+                "with run.until"
+            )
+        return InputError(
+            f"the replicas would go on beyond {most}, and no more are simulated. Do steps really take so long? "
+            "Correct step_time, or cut the run before with run.until"
+        )
+
     def _no_progress(self, why: str) -> NoProgressError:
         holders = "; ".join(r.holders() for r in self._alive if r.num_inflight)
         if self._gateway.num_held:
-            holders = f"{self._gateway.num_held} are held at the gateway, no pod is Ready; {holders}"
+            holders = (
+                f"{self._gateway.num_held} are held at the gateway, no pod is Ready; {holders}"
+            )
         return NoProgressError(
             f"no progress at {to_seconds(self._now_ps):.6g} s: {self._inflight} requests are inside, {why}. {holders}. "
             "Give the engine more KV blocks, or the policy a way for one of them to go first"
@@ -455,6 +482,16 @@ class _Run:
     def _now_ps(self) -> int:
         """SimPy calls its time a float; all our delays are ints."""
         return self._env.now  # type: ignore[return-value]
+
+
+def _place(arrival: Arrival) -> str:
+    """Where a request stands in the traffic, for people."""
+    place = f"traffic.{arrival.stream}, "
+    if arrival.line is not None:
+        return place + f"line {arrival.line}"
+    if arrival.request.session is not None:
+        return place + f"session {arrival.number}, turn {arrival.turn}"
+    return place + f"request {arrival.number}"
 
 
 def _refused(request: Request) -> RequestRecord:

@@ -60,6 +60,12 @@ class Traffic:
             return self._later_turns[0].due_ps
         return None if self._ahead is None else self._ahead.due_ps
 
+    def next(self) -> Arrival | None:
+        """The request that is due next, which stays; None if none is known now."""
+        if self._later_turns and (self._ahead is None or self._later_turns[0] < self._ahead):
+            return self._later_turns[0]
+        return self._ahead
+
     def pop(self) -> Arrival:
         """Take the next request, now with its index. Raises IndexError if there is none."""
         arrival = self._ahead
