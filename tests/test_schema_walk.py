@@ -244,6 +244,11 @@ def ratio(rule: str) -> dict[str, Case]:
 
 
 SATURATION = ("cluster.saturation={max_replicas: 4, period: 0.3}", *WATCHED, *FALLING)
+QUEUE = "cluster.admission={max_inflight: 6, max_queue: 500}"
+RATE = "cluster.admission={rate: 20, burst: 2}"
+OF_BATCH = "cluster.admission.tiers.BATCH."
+RETRIES = ("cluster.admission={max_inflight: 4, max_queue: 1, retry_after: 0.2}",
+           "cluster.retries={attempts: 4, backoff: 0.1}")  # fmt: skip
 FAULT = "cluster.metrics.faults=[{kind: scrape, start: 0.1, until: 4, pods: [0]}]"
 OUTAGE = "cluster.metrics.faults=[{kind: empty, start: 0.1, until: 4}]"
 TWO_METRICS = (HPA.replace("metrics: [", "metrics: [{type: External, external: {metric: {name: total}, "
@@ -429,6 +434,29 @@ CASES = FLEET | {
     "cluster.routing.guard": Case(
         "cluster.routing.guard=null", base=(TALK, "cluster={replicas: 2, router: prefix_affinity}")
     ),
+    "cluster.admission.max_inflight": Case("cluster.admission.max_inflight=5", base=("cluster.admission.rate=1000",)),
+    "cluster.admission.max_queue": Case("cluster.admission.max_queue=1", base=(QUEUE,)),
+    "cluster.admission.rate": Case("cluster.admission.rate=8", base=(RATE,)),
+    "cluster.admission.burst": Case("cluster.admission.burst=5", base=(RATE,)),
+    "cluster.admission.tiers.max_inflight": Case(OF_BATCH + "max_inflight=1", base=(MIXED, QUEUE)),
+    "cluster.admission.tiers.max_queue": Case(OF_BATCH + "max_queue=0", base=(MIXED, QUEUE)),
+    "cluster.admission.tiers.rate": Case(OF_BATCH + "rate=4", base=(MIXED, OF_BATCH + "rate=8")),
+    "cluster.admission.tiers.burst": Case(OF_BATCH + "burst=5", base=(MIXED, OF_BATCH + "rate=8")),
+    "cluster.admission.max_inflight_per_replica": Case("cluster.admission.max_inflight_per_replica=3"),
+    "cluster.admission.max_inflight_tokens": Case("cluster.admission.max_inflight_tokens=700"),
+    "cluster.admission.max_wait": Case("cluster.admission.max_wait=0.3", base=(QUEUE,)),
+    "cluster.admission.order": Case("cluster.admission.order=[OFFLINE]", base=(QUEUE, MIXED)),
+    "cluster.admission.retry_after": Case("cluster.admission.retry_after=3", base=RETRIES),
+    "cluster.retries.attempts": Case("cluster.retries.attempts=2", base=RETRIES),
+    "cluster.retries.backoff": Case("cluster.retries.backoff=0.5", base=RETRIES),
+    "cluster.retries.multiplier": Case("cluster.retries.multiplier=3", base=RETRIES),
+    "cluster.retries.max_backoff": Case("cluster.retries.max_backoff=0.15", base=RETRIES),
+    "cluster.retries.jitter": Case("cluster.retries.jitter=0", base=RETRIES),
+    "cluster.retries.outcomes": Case("cluster.retries.outcomes=[aborted]", base=RETRIES),
+    "cluster.retries.heeds_retry_after": Case(
+        "cluster.retries.heeds_retry_after=false", base=(*RETRIES, "cluster.admission.max_queue=0"), where="refused"
+    ),
+    "cluster.retries.give_up_after": Case("cluster.retries.give_up_after=0.3", base=RETRIES),
     "objectives": Case("objectives.ONLINE.ttft_p99=0.001", "summary"),
     "run.seed": Case("run.seed=2"),
     "run.until": Case("run.until=1.5"),

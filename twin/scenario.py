@@ -14,13 +14,15 @@ from typing import Any
 from twin import scenario_build as build
 from twin import scenario_schema as schema
 from twin.clock import to_ps
+from twin.cluster.admission import AdmissionSpec
+from twin.cluster.clients import Retries
 from twin.cluster.fleet_spec import FleetSpec
 from twin.cluster.router import Routing
 from twin.engine.config import EngineConfig
 from twin.errors import InputError
 from twin.scenario_faults import Origin, check
 from twin.scenario_fleet import fleet_of, fleet_warnings
-from twin.scenario_gateway import routing_of
+from twin.scenario_gateway import admission_of, retries_of, routing_of
 from twin.scenario_streams import stream_of
 from twin.scenario_traffic import PresetStream
 from twin.scenario_yaml import apply_override, parse, parse_all, plain_copy
@@ -56,6 +58,10 @@ class Cluster:
     replicas: int
     """At the beginning."""
     routing: Routing
+    admission: AdmissionSpec | None
+    """What the gateway lets through; None = everything."""
+    retries: Retries | None
+    """What clients do whose request fails; None = they do not ask again."""
     fleet: FleetSpec | None
     """How they come and go; None = they are there from the beginning to the end."""
     price_per_gpu_hour: float | None
@@ -254,6 +260,8 @@ def _build(document: schema.Document, origin: Origin) -> Scenario:
         cluster=Cluster(
             document.cluster.replicas,
             routing,
+            admission_of(document.cluster, build.tiers_of(traffic), traffic, origin),
+            retries_of(document.cluster, document.run.seed),
             fleet,
             document.cluster.price_per_gpu_hour,
         ),

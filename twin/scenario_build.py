@@ -214,7 +214,7 @@ def _check_limits(
 
 def check_objectives(document: schema.Document, traffic: Sequence[Stream], origin: Origin) -> None:
     """Every objective must name a tier that some request can have, and a statistic that exists."""
-    tiers = _tiers_of(traffic)
+    tiers = tiers_of(traffic)
     own = [stream for stream in traffic if isinstance(stream, TraceStream) and "tier" in stream.own]
     anything = any(stream.tiers_taken is None for stream in own)
     tiers += [tier for stream in own for tier in stream.tiers_taken or ()]
@@ -235,7 +235,7 @@ def warnings_of(
     profile: Profile,
 ) -> Iterator[str]:
     """What is allowed but probably not meant, one sentence each."""
-    tiers = _tiers_of(traffic)
+    tiers = tiers_of(traffic)
     blind = policy_name == "vllm-fcfs" or (policy is not None and len(policy.tiers) == 1)
     if blind and len(tiers) > 1:
         yield (
@@ -286,5 +286,6 @@ def _idle_keys(policy: PolicyConfig) -> Iterator[str]:
             yield f"promote_after of tier {tier.name} changes nothing: nothing ranks above it"
 
 
-def _tiers_of(traffic: Sequence[Stream]) -> list[str]:
+def tiers_of(traffic: Sequence[Stream]) -> list[str]:
+    """Tiers that requests have by the scenario; rows of a trace may have further ones."""
     return list(dict.fromkeys(tier for stream in traffic for tier in stream.clients.tiers))

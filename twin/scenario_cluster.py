@@ -249,6 +249,63 @@ class Routing(Section):
     """Affinity sends no request to a replica with more than this times the mean load; null = however loaded."""
 
 
+class Limits(Section):
+    """Limits of the gateway, of all requests or of those of one tier; null = none."""
+
+    max_inflight: Annotated[int, Field(ge=1, le=10**7)] | None = None
+    """Requests sent to replicas that have not ended; further ones wait at the gateway."""
+    max_queue: Annotated[int, Field(ge=0, le=10**7)] | None = None
+    """Requests that wait at the gateway; further ones are refused."""
+    rate: Annotated[float, Field(ge=1e-6, le=1e9)] | None = None
+    """Requests a second that a token bucket lets in."""
+    burst: Annotated[int, Field(ge=1, le=10**7)] = 1
+    """Requests that a full bucket lets in at once."""
+
+    @model_validator(mode="after")
+    def _used(self) -> "Limits":
+        if self.burst != 1 and self.rate is None:
+            raise ValueError(f"burst: {self.burst} changes nothing without rate")
+        return self
+
+
+class Admission(Limits):
+    """What the gateway lets through to the replicas."""
+
+    max_inflight_per_replica: Annotated[int, Field(ge=1, le=10**6)] | None = None
+    """max_inflight as a multiple of the replicas that take requests."""
+    max_inflight_tokens: Annotated[int, Field(ge=1, le=10**12)] | None = None
+    """Prompt and declared output tokens of all requests in flight; a larger request goes alone."""
+    max_wait: Seconds | None = None
+    """A request that has waited so long at the gateway is refused."""
+    order: list[Name] = Field(default=[])
+    """Tiers from the first to the last to be sent on from the queue, and the other way round to be shed."""
+    tiers: dict[Name, Limits] = Field(default={})
+    """Limits by tier, beside those of all."""
+    retry_after: Seconds | None = None
+    """Seconds in the header Retry-After of a refusal."""
+
+
+class Retries(Section):
+    """What clients do whose request fails: they ask again after a back-off."""
+
+    attempts: Annotated[int, Field(ge=2, le=1000)]
+    """In all, the first included."""
+    backoff: Seconds = 1.0
+    """Before the second attempt."""
+    multiplier: Annotated[float, Field(ge=1, le=100)] = 2.0
+    """Of the back-off, from one attempt to the next."""
+    max_backoff: Seconds = 60.0
+    jitter: Share = 0.5
+    """Share of the back-off that is drawn."""
+    outcomes: Annotated[list[Literal["refused", "aborted", "timed_out"]], Field(min_length=1)] = (
+        Field(default=["refused", "aborted"])
+    )
+    """After which they ask again."""
+    heeds_retry_after: bool = True
+    give_up_after: Seconds | None = None
+    """No attempt begins later than so long after the first."""
+
+
 class Cluster(Section):
     """Where requests go."""
 
@@ -257,6 +314,10 @@ class Cluster(Section):
     router: Name = "least_connections"
     """Name in twin.cluster.routers.ROUTERS."""
     routing: Routing = Routing()
+    admission: Admission | None = None
+    """None = the gateway sends everything on at once."""
+    retries: Retries | None = None
+    """None = clients do not ask again."""
     hpa: Any = None
     """`spec` of an autoscaling/v2 HorizontalPodAutoscaler, or the name of a file that holds one."""
     hpa_rivals: list[Name] = Field(default=[])

@@ -50,9 +50,7 @@ NOT_MODELLED: dict[str, str] = {
     "guided_decoding_backend": "structured output",
     "structured_outputs_config": "structured output",
     "warm_pool": "a warm pool",
-    "admission": "admission control",
     "faults": "faults",
-    "retries": "retries of clients",
 }
 """Keys people may know from vLLM or Kubernetes -> what of it the simulation leaves out."""
 
@@ -64,6 +62,8 @@ ELSEWHERE: dict[str, str] = {
     "gpu": "it belongs under hardware",
     "seed": "it belongs under run",
     "replicas": "it belongs under cluster",
+    "admission": "it belongs under cluster",
+    "retries": "it belongs under cluster",
 }
 """Keys in a wrong section -> what to do."""
 

@@ -103,6 +103,8 @@ def _is_plain(cluster: form.Cluster) -> bool:
         replicas=cluster.replicas,
         router=cluster.router,
         routing=cluster.routing,
+        admission=cluster.admission,
+        retries=cluster.retries,
         price_per_gpu_hour=cluster.price_per_gpu_hour,
     )
     return plain == cluster

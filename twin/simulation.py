@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
@@ -16,6 +16,7 @@ from simpy.events import URGENT, Event
 
 from twin.capacity import traffic_warnings
 from twin.clock import PS, to_seconds
+from twin.cluster.clients import Clients
 from twin.cluster.fleet import Fleet
 from twin.cluster.fleet_log import FleetHistory
 from twin.cluster.gateway import Gateway
@@ -170,10 +171,13 @@ class _Run:
         self._events = 0
         self._log: list[Happening] = []
         is_logged = observe and scenario.run.records
-        self._listener: Listener | None = self._log.append if is_logged else None
+        self._listener: Listener | None = self._note if is_logged else None
         self._armed_ps: int | None = None
         self._timer = Timer(self._env)
         self._gateway = self._make_gateway()
+        cluster = scenario.cluster
+        retry_after_ps = None if cluster.admission is None else cluster.admission.retry_after_ps
+        self._clients = Clients(cluster.retries, retry_after_ps, self._gateway.submit, self._timer)
         self._replicas: list[Replica] = []
         self._fleet = self._make_fleet()
         if self._fleet is None:
@@ -185,7 +189,12 @@ class _Run:
     def _make_gateway(self) -> Gateway:
         cluster = self._scenario.cluster
         holds = cluster.fleet is not None and cluster.fleet.holds_requests
-        return Gateway(cluster.routing, holds, self._on_record, self._timer)
+        return Gateway(cluster.routing, cluster.admission, holds, self._on_record, self._timer)
+
+    def _note(self, event: Happening) -> None:
+        """Something has happened to a request, or to an attempt at it."""
+        index = self._clients.original(event.request)
+        self._log.append(event if index == event.request else replace(event, request=index))
 
     def _make_fleet(self) -> Fleet | None:
         """The replicas that come and go; None where they are all there from the beginning to the end."""
@@ -289,7 +298,7 @@ class _Run:
         if request.prompt_tokens >= self._scenario.engine.max_model_len:
             self._refuse(arrival)
             return
-        self._gateway.submit(request)
+        self._clients.ask(request)
 
     def _refuse(self, arrival: Arrival) -> None:
         request, limit = arrival.request, self._scenario.engine.max_model_len
@@ -315,15 +324,21 @@ class _Run:
 
     # --- requests out ---------------------------------------------------------------------
 
-    def _on_record(self, record: RequestRecord) -> None:
+    def _on_record(self, attempt: RequestRecord) -> None:
+        self._gateway.ended(attempt)
+        if self._fleet is not None:
+            self._fleet.ended(attempt)
+        record = self._clients.ended(attempt)
+        if record is not None:
+            self._keep(record)
+
+    def _keep(self, record: RequestRecord) -> None:
+        """A request has ended for good."""
         self._ended += 1
         self._in_system_ps += self._now_ps
         self._table.add(record)
         if self._sampler is not None:
             self._sampler.record(record)
-        self._gateway.ended(record)
-        if self._fleet is not None:
-            self._fleet.ended(record)
         if record.outcome != "unfinished" and self._traffic.on_finish(record):
             self._arm()
 
@@ -441,6 +456,8 @@ class _Run:
         else:
             for replica in self._replicas:
                 replica.finish_run(simulated_ps)
+        for record in self._clients.finish_run():
+            self._keep(record)
         if self._counted is not None:
             self._settle()
         return Result(

@@ -1,12 +1,12 @@
 """Where requests wait or are turned away while pods come and go: routed to those that are Ready, held or refused."""
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 from random import Random
 from typing import Protocol
 
+from twin.cluster.admission import Admission, AdmissionSpec
 from twin.cluster.router import Load, Router, Routing
 from twin.cluster.routers import ROUTERS
 from twin.cluster.signals import Own, Poll, Source
@@ -47,15 +47,16 @@ class Refusing:
 
 
 class Gateway:
-    """Routes to the receivers of the moment.
+    """Routes to the receivers of the moment what `admission` lets through.
 
-    With `holds` it keeps requests while there is none, else it refuses them. `on_record` is told of requests that no
-    receiver took.
+    With `holds` it keeps requests while there is no receiver, else it refuses them. `on_record` is told of requests
+    that no receiver took.
     """
 
     def __init__(
         self,
         routing: Routing,
+        admission: AdmissionSpec | None,
         holds: bool,
         on_record: Callable[[RequestRecord], None],
         timer: Timer,
@@ -66,12 +67,15 @@ class Gateway:
         self._pick_router = Random(f"{routing.seed}/routers")
         self._poll = Poll(routing.poll_ps)
         self._is_polled = bool(routing.poll_ps)
+        self._is_limited = admission is not None
+        self._max_wait_ps = None if admission is None else admission.max_wait_ps
+        self._admission = Admission(admission or AdmissionSpec())
         self._holds = holds
         self._on_record = on_record
         self._timer = timer
         self._receivers: Sequence[Receiver] = ()
         self._loads: Sequence[Load] = ()
-        self._held: deque[Request] = deque()
+        self._is_releasing = False
         # Of several routers: request -> which one sent it, and by router: replica -> its requests in flight.
         self._sent_by: dict[int, int] = {}
         self._own: list[dict[int, int]] = [{} for _ in self._routers]
@@ -79,7 +83,7 @@ class Gateway:
     @property
     def num_held(self) -> int:
         """Requests that no receiver has taken."""
-        return len(self._held)
+        return self._admission.num_waiting
 
     @property
     def next_poll_ps(self) -> float:
@@ -98,12 +102,30 @@ class Gateway:
 
     def submit(self, request: Request) -> None:
         """A request comes now, before whatever else happens at this instant."""
-        if self._receivers:
-            self._receivers[self._choose(request)].submit(request)
-        elif self._holds:
-            self._hold(request)
-        else:
+        if not self._receivers and not self._holds:
             self.refuse(request, "no_ready_pod")
+        elif not self._is_limited and self._receivers:
+            self._receivers[self._choose(request)].submit(request)
+        elif not self._admission.lets_in(request, self._timer.now_ps):
+            self.refuse(request, "rate_limit")
+        else:
+            self._admission.wait(request)
+            self._send_on()
+            dropped = self._admission.overflow(request.tier)
+            if dropped is not request:
+                self._set_limit(request)
+            if dropped is not None:
+                self.refuse(dropped, "queue_full" if dropped is request else "shed")
+
+    def _send_on(self) -> None:
+        """Whoever may go on from the queue does."""
+        while self._receivers:
+            request = self._admission.next(len(self._receivers))
+            if request is None:
+                return
+            if self._is_limited:
+                self._admission.send(request)
+            self._receivers[self._choose(request)].submit(request)
 
     def _choose(self, request: Request) -> int:
         if len(self._routers) == 1:
@@ -124,27 +146,34 @@ class Gateway:
         router = self._sent_by.pop(record.index, None)
         if router is not None and record.replica is not None:
             self._own[router][record.replica] -= 1
+        if self._admission.ended(record.index) and self._admission.num_waiting:
+            self._release_soon()
+
+    def _release_soon(self) -> None:
+        if not self._is_releasing:
+            self._is_releasing = True
+            self._timer.at(0, self.release)
 
     def release(self) -> None:
-        """Send on what is held, if there is somebody, after whatever else happens at this instant."""
-        if self._held and self._receivers:
+        """Send on what waits, as far as it may go, after whatever else happens at this instant."""
+        self._is_releasing = False
+        if self._admission.num_waiting and self._receivers:
             for receiver in self._receivers:
                 receiver.settle()
-        while self._held and self._receivers:
-            self.submit(self._held.popleft())
+            self._send_on()
 
     def refuse(self, request: Request, reason: str) -> None:
         """Turn a request away (503)."""
         self._on_record(_lost(request, self._timer.now_ps, "refused", reason))
 
     def finish_run(self) -> None:
-        """The run is over: what is held is unfinished."""
-        while self._held:
-            self._on_record(_lost(self._held.popleft(), None, "unfinished", "end_of_run"))
+        """The run is over: what waits is unfinished."""
+        for request in self._admission.leave_all():
+            self._on_record(_lost(request, None, "unfinished", "end_of_run"))
 
-    def _hold(self, request: Request) -> None:
-        self._held.append(request)
-        patience = [
+    def _set_limit(self, request: Request) -> None:
+        """However long it waits here, its client may leave before, or the gateway lose its patience."""
+        ends = [
             (timeout_ps, f"timeout:{kind}")
             for kind, timeout_ps in (
                 ("ttft", request.ttft_timeout_ps),
@@ -152,16 +181,20 @@ class Gateway:
             )
             if timeout_ps is not None
         ]
-        if patience:
-            timeout_ps, reason = min(patience)
+        if self._max_wait_ps is not None:
+            ends.append((self._max_wait_ps, "queue_timeout"))
+        if ends and self._admission.is_waiting(request):
+            timeout_ps, reason = min(ends)
             delay_ps = max(0, request.arrival_ps + timeout_ps - self._timer.now_ps)
             self._timer.at(delay_ps, partial(self._give_up, request, reason))
 
     def _give_up(self, request: Request, reason: str) -> None:
-        """Its client leaves, if it is still here."""
-        if request in self._held:
-            self._held.remove(request)
-            self._on_record(_lost(request, self._timer.now_ps, "timed_out", reason))
+        """Its time here is over, if it is still here."""
+        if self._admission.leave(request):
+            if reason == "queue_timeout":
+                self.refuse(request, reason)
+            else:
+                self._on_record(_lost(request, self._timer.now_ps, "timed_out", reason))
 
 
 def _lost(request: Request, finish_ps: int | None, outcome: str, reason: str) -> RequestRecord:
