@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from twin.cli_files import keep_apart
 from twin.errors import InputError
 from twin.terminal import complain, errors, write
 
@@ -35,7 +36,9 @@ def import_(
         from twin.scenario_yaml import parse_all
 
         documents = []
-        for path in _files(source):
+        files = _files(source)
+        keep_apart({"--out": out}, files)
+        for path in files:
             documents += parse_all(_text(path), str(path))
         found = import_manifests(documents, name)
         lines = [

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from twin.cli_files import keep_apart
 from twin.errors import InputError
 from twin.terminal import (
     INTERRUPTED,
@@ -105,7 +106,7 @@ def run(
     with errors():
         # Only this command needs them, and they take longer to load than the rest takes to run.
         from twin.report.decisions import render_decisions
-        from twin.report.folder import check_folder, write_folder
+        from twin.report.folder import check_folder, files_in, write_folder
         from twin.report.json_summary import objectives_missed, summarize, to_json
         from twin.report.openmetrics import history_of, write_openmetrics
         from twin.report.records_file import check_path, write_records
@@ -121,6 +122,10 @@ def run(
         loaded = load_scenario(scenario, changes, seed)
         if not loaded.run.records:
             _check_no_records(records, explain)
+        written = None if out is None else files_in(out)
+        keep_apart(
+            {"--records": records, "--openmetrics": openmetrics, "--out": written}, loaded.files
+        )
         if out is not None:
             check_folder(out, force)
         observe = out is not None or openmetrics is not None

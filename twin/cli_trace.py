@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from twin.cli_files import keep_apart
 from twin.errors import InputError
 from twin.terminal import (
     BAD_INPUT,
@@ -165,6 +166,7 @@ def convert(
     with errors():
         from twin.workload.convert import convert as converted
 
+        keep_apart({"OUT": target}, [source])
         done = converted(
             str(source),
             str(target),
@@ -216,6 +218,7 @@ def export(
         from twin.workload.request import Request
 
         loaded = load_scenario(scenario, overrides or (), seed)
+        keep_apart({"OUT": target}, loaded.files)
         made = format_for(str(target), to)
         requests: list[Request] = []
         if simulate(loaded, on_offer=requests.append).interrupted:

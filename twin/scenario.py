@@ -6,7 +6,7 @@ first rows of the traces. Whatever cannot be right is refused here, with the pla
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,8 @@ class Scenario:
     """What is allowed but probably not meant."""
     document: Mapping[str, Any]
     """The file as data, with overrides and defaults filled in and paths resolved."""
+    files: tuple[Path, ...] = field(compare=False)
+    """What it was read from: its own file, traces, profiles and whatever else it names."""
 
     @property
     def policy_fingerprint(self) -> str:
@@ -147,7 +149,7 @@ def load_scenario(
             raise InputError(
                 f"{source}: {found}; a scenario is a mapping with keys such as model: and traffic:"
             )
-        origin = Origin(str(source), Path(source).parent, lines, {})
+        origin = Origin(str(source), Path(source).parent, lines, {}, [Path(source)])
     _include_traffic(written, origin)
     _include_autoscaler(written, origin)
     for override in overrides:
@@ -269,6 +271,7 @@ def _build(document: schema.Document, origin: Origin) -> Scenario:
         run=_run(document.run, origin),
         warnings=(*warnings, *told),
         document=_resolved(document, origin),
+        files=tuple(dict.fromkeys(origin.files)),
     )
 
 

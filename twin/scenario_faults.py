@@ -5,7 +5,7 @@ Names that people know from vLLM or Kubernetes but that the simulation leaves ou
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -118,6 +118,8 @@ class Origin:
     lines: dict[KeyPath, int]
     overrides: dict[KeyPath, str]
     """Path -> the option on the command line that set it."""
+    files: list[Path] = field(default_factory=list)
+    """Files and folders that were named, as seen from the working directory."""
 
     def override(self, path: KeyPath, text: str) -> None:
         """An option has replaced what stood at `path`."""
@@ -156,8 +158,8 @@ class Origin:
             problem = str(error)
             if named:
                 self.fail(path, problem)
-            field = tuple(problem.partition(":")[0].split("."))
-            place = self.place(field if field[: len(path)] == path else path)
+            key = tuple(problem.partition(":")[0].split("."))
+            place = self.place(key if key[: len(path)] == path else path)
             raise InputError(f"{place}: {problem}") from None
 
     def resolve(self, written: str, *path: str | int) -> Path:
@@ -166,7 +168,9 @@ class Origin:
         Names in the file are relative to the file; those in an option are relative to the working directory.
         """
         optional = any(path[:end] in self.overrides for end in range(1, len(path) + 1))
-        return (Path() if optional else self.folder) / Path(written).expanduser()
+        found = (Path() if optional else self.folder) / Path(written).expanduser()
+        self.files.append(found)
+        return found
 
 
 class Fault(NamedTuple):

@@ -25,6 +25,11 @@ OF_SINGLE_REQUESTS = ("requests.parquet", "events.jsonl")
 NEEDED = ("plotly", "pyarrow")
 
 
+def files_in(folder: Path) -> list[Path]:
+    """The files that a run is written to, those included that are only there while it is."""
+    return [folder / name for file in FILES for name in (file, f".{file}.part")]
+
+
 def check_folder(folder: Path, force: bool) -> None:
     """Whether results can be written there, before a run is spent on them; makes the folder.
 
