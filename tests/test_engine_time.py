@@ -7,6 +7,7 @@ from fractions import Fraction
 import pytest
 
 from tests.runs import at_once, document, flat_profile, run, stream
+from twin.capacity import Means, limits_of
 from twin.clock import PS
 from twin.engine.replica import Replica
 from twin.metrics.engine_time import LIMITS, USES, time_shares
@@ -178,11 +179,36 @@ def test_what_bound_a_run_is_found_and_said(limit):
         "tokens": "Tokens per step bound the run: in ",
         "kv": "KV blocks bound the run: in ",
         "policy": "The policy bound the run: in ",
-        "compute": "Compute bound the run: hardly anybody waited",
+        "compute": "Nothing kept requests waiting: hardly anybody waited",
         "idle": "Nothing bound the run: the GPUs had no work in ",
     }
     assert said.startswith(begins[limit])
     assert said.endswith(".")
+
+
+def test_a_server_that_is_hardly_used_is_not_called_bound():
+    """A step runs nearly all the time, of one or two requests: no limit holds anybody back."""
+    calm = stream(100, 100, arrivals={"process": "constant", "rate": 1.5}, requests=40)
+    result = run(document(traffic=[calm]))
+    summary = summarize(result)
+    assert summary["engine"]["busy_share"] > 0.5
+    most = limits_of(result.scenario, Means(100, 0, 100))[0].rate
+    served = 40 / summary["simulated_s"]
+    assert summary["used_share"] == pytest.approx(served / most)
+    assert summary["used_share"] < 0.2
+    said = summary["verdict"]
+    assert said.startswith("Nothing kept requests waiting")
+    assert f"about {100 * summary['used_share']:.0f} % of the most its replicas take" in said
+    assert "at least one ran in " in said
+    assert "bound" not in said
+
+
+def test_steps_that_are_too_slow_for_an_objective_are_named():
+    calm = stream(100, 100, arrivals={"process": "constant", "rate": 1.5}, requests=40)
+    hard = {"ONLINE": {"tpot_p99": 0.001, "ttft_p99": 10}}
+    said = summarize(run(document(traffic=[calm], objectives=hard)))["verdict"]
+    assert said.startswith("Steps were too slow: ")
+    assert said.endswith("they took too long for ONLINE tpot_p99.")
 
 
 def test_limits_by_hand(tmp_path):

@@ -66,7 +66,8 @@ def test_the_first_limit_by_hand(tmp_path):
     assert slots["rate"] == pytest.approx(8 / (20 * STEP_S))
     assert slots["tpot_s"] == pytest.approx(STEP_S)
     # The stream asks for 20 a second: half of that.
-    assert load["rate_per_replica"] == pytest.approx(20, rel=0.3)
+    assert load["rate_per_replica"] == 20
+    assert load["used"] == pytest.approx(0.5)
     assert load["running"] == pytest.approx(load["rate_per_replica"] / 5, abs=1)
 
 
@@ -91,6 +92,22 @@ def test_the_limit_is_near_what_a_saturated_run_gives():
     assert len(result.records) / (result.simulated_ps / 1e12) == pytest.approx(
         first["rate"], rel=0.1
     )
+
+
+def test_the_rate_that_was_written_is_shown_and_others_are_drawn():
+    load = {"arrivals": {"process": "poisson", "rate": 3.7}, "requests": 50}
+    found = explain(load_scenario(document(traffic=[stream(**load), stream(**load)])))
+    assert (found["traffic"]["rate"], found["traffic"]["rate_is"]) == (7.4, "configured")
+    text = " ".join(render_explain(found).split())
+    assert f"asks for 7.4, {100 * found['load']['used']:.0f} % of capacity" in text
+    assert "Capacity is an upper bound, and queues grow before it is reached" in text
+    waves = {"mean": 5, "amplitude": 0.5, "period": 10}
+    for other in (
+        stream(arrivals={"process": "poisson", "rate": {"sine": waves}}),
+        stream(sessions={"turns": 3}),
+    ):
+        found = explain(load_scenario(document(traffic=[other])))
+        assert found["traffic"]["rate_is"] == "drawn"
 
 
 def test_too_much_is_said_to_be_too_much():

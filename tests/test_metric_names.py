@@ -98,7 +98,7 @@ def test_figures_of_the_summary_are_documented(observed):
         ([field.name for field in dataclasses.fields(WaitErrors)], "Estimated wait"),
         ([*LENGTH_GROUPS, *summary["kv_by_length"]["short"]], "KV pages by length"),
         (["gpu_time"], "What the time was for"),
-        (["bound", "verdict", "limits"], "What bound the run"),
+        (["bound", "verdict", "used_share", "limits"], "What bound the run"),
         (["kv_by_length.<GROUP>"], "KV pages by length"),
         (["estimated_wait.<TIER>"], "Estimated wait"),
     ):

@@ -11,11 +11,12 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from twin.capacity import Limit, Means, limits_of, steady_step_s
 from twin.clock import PS, to_seconds
 from twin.errors import InputError
 from twin.report.tables import paragraph, table, to_text
 from twin.report.texts import count, duration, share
-from twin.report.traffic import CLOSED, load_of
+from twin.report.traffic import CLOSED, configured_rate, load_of
 from twin.scenario import Scenario
 from twin.step_time.model import StepTime
 from twin.workload.formats.rows import TraceRow
@@ -110,13 +111,16 @@ def _traffic(scenario: Scenario) -> dict[str, Any]:
     closed = any(load_of(stream) == CLOSED for stream in scenario.traffic)
     first_ps, last_ps = drawn[0].arrival_ps, drawn[-1].arrival_ps
     number = len(drawn)
+    configured = configured_rate(scenario.traffic)
+    drawn_rate = None if last_ps == first_ps else (number - 1) * PS / (last_ps - first_ps)
     hits = cache.hit_tokens() if scenario.engine.enable_prefix_caching else 0
     return {
         "drawn": number,
         "prompt_tokens": sum(request.prompt_tokens for request in drawn) / number,
         "cached_tokens": hits / number,
         "output_tokens": sum(request.output_tokens for request in drawn) / number,
-        "rate": None if closed or last_ps == first_ps else (number - 1) * PS / (last_ps - first_ps),
+        "rate": None if closed else configured or drawn_rate,
+        "rate_is": None if closed else "configured" if configured else "drawn",
     }
 
 
@@ -169,60 +173,26 @@ def _parts(
 
 
 def _load(scenario: Scenario, traffic: Mapping[str, Any]) -> dict[str, Any]:
-    """How many requests each limit lets run in one replica, and the rate at which as many do.
-
-    With R running, each on its way through `output` steps, a step decodes R tokens and computes R * new / output prompt
-    tokens, those that an endless prefix cache lacks. It takes d(R), so requests leave at R / (output * d(R)).
-    """
-    engine = scenario.engine
-    prompt, output = traffic["prompt_tokens"], traffic["output_tokens"]
-    cached = traffic["cached_tokens"]
-    kv_tokens = (engine.num_gpu_blocks - 1) * engine.block_size
-    at_most = {
-        "slots": engine.active_limit,
-        "tokens": int(engine.token_budget / (1 + (prompt - cached) / output)),
-        "kv": int(kv_tokens / (prompt + output / 2)),
-    }
-    rows = []
-    for name in sorted(at_most, key=lambda name: at_most[name]):
-        running = max(1, at_most[name])
-        row: dict[str, Any] = {"limit": name, "running": at_most[name]}
-        if running <= min(at_most["slots"], max(1, at_most["tokens"])):
-            step_s = _steady_step_s(scenario, running, traffic)
-            row |= {"rate": running / (output * step_s), "tpot_s": step_s}
-        else:
-            row |= {"rate": None, "tpot_s": None}
-        rows.append(row)
-    rate = traffic["rate"]
+    """Each limit, and where the traffic of the scenario lies below the first of them (`used`)."""
+    means = Means(*(traffic[f"{name}_tokens"] for name in ("prompt", "cached", "output")))
+    limits = limits_of(scenario, means)
+    rate, most = traffic["rate"], limits[0].rate
     each = None if rate is None else rate / scenario.cluster.replicas
     return {
-        "limits": rows,
+        "limits": [
+            {"limit": row.name, "running": row.running, "rate": row.rate, "tpot_s": row.step_s}
+            for row in limits
+        ],
         "rate_per_replica": each,
-        "running": None if each is None else _running_at(scenario, each, traffic, rows[0]),
+        "running": None if each is None else _running_at(scenario, each, means, limits[0]),
+        "used": None if each is None or not most else each / most,
     }
 
 
-def _steady_step_s(scenario: Scenario, running: int, traffic: Mapping[str, Any]) -> float:
-    times, engine = scenario.step_time, scenario.engine
-    prompt, cached, output = (
-        traffic[name] for name in ("prompt_tokens", "cached_tokens", "output_tokens")
-    )
-    new = round(running * (prompt - cached) / output)
-    tokens = min(running + new, engine.token_budget)
-    pairs = round(new * (prompt + cached) / 2)
-    context = round(running * (prompt + output / 2))
-    return to_seconds(times.step_ps(tokens, running, running, pairs, running, context))
-
-
-def _running_at(
-    scenario: Scenario, rate: float, traffic: Mapping[str, Any], first: Mapping[str, Any]
-) -> int | None:
+def _running_at(scenario: Scenario, rate: float, means: Means, first: Limit) -> int | None:
     """The fewest running requests at which as many leave as come; None if that is beyond the first limit."""
-    for running in range(1, first["running"] + 1):
-        if (
-            running / (traffic["output_tokens"] * _steady_step_s(scenario, running, traffic))
-            >= rate
-        ):
+    for running in range(1, first.running + 1):
+        if running / (means.output_tokens * steady_step_s(scenario, running, means)) >= rate:
             return running
     return None
 
@@ -293,13 +263,21 @@ def _load_text(found: Mapping[str, Any]) -> list[RenderableType]:
     first, rate = load["limits"][0], load["rate_per_replica"]
     text = f"As load grows, {LIMITS[first['limit']]} are the first to be used up"
     text += (
-        "." if first["rate"] is None else f", at about {first['rate']:.3g} requests/s a replica."
+        "." if first["rate"] is None else f", at {first['rate']:.3g} requests/s a replica at most."
     )
-    if rate is not None and load["running"] is None:
-        text += f" The scenario asks for {rate:.3g}: more than that, so the queue grows."
-    elif rate is not None:
-        used = share(load["running"] / first["running"])
-        text += f" The scenario asks for {rate:.3g}, about {count(load['running'])} running at once ({used} of them)."
+    if rate is not None:
+        about = "" if found["traffic"]["rate_is"] == "configured" else "about "
+        text += f" The scenario asks for {about}{rate:.3g}"
+        text += "" if load["used"] is None else f", {load['used'] * 100:.0f} % of capacity"
+        if load["running"] is None:
+            text += ": more than that, so the queue grows."
+        else:
+            used = share(load["running"] / first["running"])
+            text += f", about {count(load['running'])} running at once ({used} of them)."
+    text += (
+        " Capacity is an upper bound, and queues grow before it is reached: prompts lengthen the steps in which others "
+        "decode, and traffic is uneven."
+    )
     cached = share(found["traffic"]["cached_tokens"] / found["traffic"]["prompt_tokens"])
     text += (
         f" This is arithmetic with means, {cached} of prompt tokens taken from an endless prefix cache, no policy; "

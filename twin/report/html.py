@@ -149,7 +149,7 @@ def _tiles(summary: Mapping[str, Any]) -> str:
         (f"{sum(rates):.3g}/s" if rates else "-", "good requests (goodput)"),
         (share(good / measured if measured else None), "of requests good (attainment)"),
         ("-" if delivered is None else f"{count(delivered)}/s", "output tokens delivered"),
-        (share(engine["busy_share"]), "GPUs busy"),
+        (share(engine["busy_share"]), "of the time a step ran (GPUs busy)"),
         (share(engine["kv_usage_mean"]), "KV blocks used while busy"),
         (
             share(_ratio(summary["preemptions"]["preempted"], summary["preemptions"]["requests"])),

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from twin.capacity import Means, limits_of
 from twin.clock import to_seconds
 from twin.metrics.engine_time import time_shares
 from twin.metrics.estimated_wait import errors_of
@@ -44,6 +45,13 @@ def summarize(result: Result) -> dict[str, Any]:
         "kv_blocks": scenario.engine.num_gpu_blocks - 1,
         "block_size": scenario.engine.block_size,
     }
+    used = _used_share(result, tally, totals.completed, totals.offered)
+    missed = [
+        f"{name} {objective}"
+        for name, tier in tiers.items()
+        for objective, found in tier.objectives.items()
+        if found.met is False
+    ]
     warnings = [
         *result.warnings,
         timeout_warning(totals.timed_out, totals.offered),
@@ -69,7 +77,8 @@ def summarize(result: Result) -> dict[str, Any]:
         "warmup_s": to_seconds(scenario.run.warmup_ps),
         "percentiles": EXACT if tally.is_exact else WITHIN,
         "interrupted": result.interrupted,
-        "verdict": verdict(shares.limits, limits),
+        "verdict": verdict(shares.limits, limits, used, missed),
+        "used_share": used,
         "bound": dict(shares.limits),
         "simulated_s": to_seconds(result.simulated_ps),
         "totals": totals.to_dict(),
@@ -126,6 +135,23 @@ def _tier(tier: TierSummary) -> dict[str, Any]:
         "goodput_rps": tier.goodput_rps,
         "attainment": tier.attainment,
     }
+
+
+def _used_share(result: Result, tally: Tally, completed: int, offered: int) -> float | None:
+    """Requests completed per second of a replica, over the most that one takes of the same mean lengths (`limits_of`).
+
+    None where nothing was measured.
+    """
+    tiers, alive_ps = tally.tiers.values(), sum(result.alive_ps)
+    measured = sum(tier.completed for tier in tiers)
+    output = sum(tier.output_tokens for tier in tiers)
+    if not measured or not output or not alive_ps:
+        return None
+    prompt = sum(tier.prompt_tokens for tier in tiers) / measured
+    hits = sum(engine.prefix_hit_tokens for engine in result.engines) / offered
+    means = Means(prompt, min(hits, prompt), output / measured)
+    most = limits_of(result.scenario, means)[0].rate
+    return completed / to_seconds(alive_ps) / most if most else None
 
 
 def _cost(result: Result, tally: Tally, tiers: Iterable[TierSummary]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What kind of load a run was under: open or closed loop, from where, how fast."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from twin.clock import to_seconds
@@ -47,6 +47,20 @@ def load_of(stream: Stream) -> str:
     """OPEN or CLOSED."""
     closed = isinstance(stream, SyntheticStream) and isinstance(stream.arrivals, Closed)
     return CLOSED if closed else OPEN
+
+
+def configured_rate(streams: Sequence[Stream]) -> float | None:
+    """Requests per second of all streams together where each has one rate that does not change; else None."""
+    rates = []
+    for stream in streams:
+        arrivals = stream.arrivals if isinstance(stream, SyntheticStream) else None
+        if not isinstance(arrivals, Renewal) or not isinstance(arrivals.rate, float):
+            return None
+        assert isinstance(stream, SyntheticStream)
+        if stream.sessions is not None:
+            return None
+        rates.append(arrivals.rate)
+    return sum(rates) if rates else None
 
 
 def told(stream: Stream, written: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """What bound a run, in one plain sentence."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from twin.report.texts import count, share
@@ -9,8 +9,16 @@ WORTH_TELLING = 0.05
 """A limit that acted during a smaller share of the time is not called the one that bound the run."""
 
 
-def verdict(limits: Mapping[str, float], engine: Mapping[str, Any]) -> str:
-    """The sentence, from shares of time by limit and the limits of the engine. docs/metrics.md defines the shares."""
+def verdict(
+    limits: Mapping[str, float],
+    engine: Mapping[str, Any],
+    used: float | None = None,
+    missed: Sequence[str] = (),
+) -> str:
+    """The sentence, from shares of time by limit and the limits of the engine. docs/metrics.md defines the shares.
+
+    `used` is what the run took of the most that its replicas can take, `missed` names the objectives that were not met.
+    """
     if not limits:
         return "Nothing was simulated: the run has no time."
     slots = count(engine["max_num_seqs"])
@@ -31,18 +39,40 @@ def verdict(limits: Mapping[str, float], engine: Mapping[str, Any]) -> str:
     told = [name for name in found if limits[name] >= WORTH_TELLING]
     if not told or (told == ["policy"] and limits["compute"] + limits["idle"] >= limits["policy"]):
         held = ", or was held by the policy for a moment" if told else ""
-        if limits["idle"] > limits["compute"]:
-            return (
-                f"Nothing bound the run: the GPUs had no work in {share(limits['idle'])} of the time, and hardly "
-                f"anybody waited{held}. Latency is the time of the steps."
-            )
-        return (
-            f"Compute bound the run: hardly anybody waited for a slot, for tokens or for KV blocks{held}. Latency is "
-            f"the time of the steps, which ran in {share(1 - limits['idle'])} of the time."
+        room = (
+            "" if used is None else f" The run used {_about(used)} of the most its replicas take."
         )
+        if limits["idle"] > limits["compute"]:
+            text = (
+                f"Nothing bound the run: the GPUs had no work in {share(limits['idle'])} of the time, and hardly "
+                f"anybody waited{held}."
+            )
+        elif missed:
+            text = f"Steps were too slow: hardly anybody waited for a slot, for tokens or for KV blocks{held}."
+        else:
+            text = (
+                "Nothing kept requests waiting: hardly anybody waited for a slot, for tokens or for KV blocks"
+                f"{held}."
+            )
+        text += (
+            f"{room} Latency is the time of the steps; at least one ran in {share(1 - limits['idle'])} of the time "
+            "(busy)"
+        )
+        if missed:
+            text += f", and they took too long for {_listed(missed)}"
+        return text + "."
     first, *others = told
     text = f"{named[first]} bound the run: in {share(limits[first])} of the time {waited[first]}."
     if others:
         also = ", ".join(f"{named[name].lower()} in {share(limits[name])}" for name in others)
         text += f" Also {also}."
     return text
+
+
+def _about(used: float) -> str:
+    return "less than 1 %" if used < 0.01 else f"about {100 * used:.0f} %"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
