@@ -12,6 +12,7 @@ from twin.clock import PS
 from twin.engine.blocks import BlockPool
 from twin.engine.config import EngineConfig
 from twin.errors import InputError
+from twin.report.explain import explain, render_explain
 from twin.report.json_summary import summarize
 from twin.report.tables import render
 from twin.scenario import load_scenario
@@ -253,6 +254,25 @@ def test_limits_beyond_the_profile_are_refused_with_their_bounds(override, bound
     engine = {"max_num_batched_tokens": 4096, "num_gpu_blocks_override": 20_000}
     with pytest.raises(InputError, match=bounds):
         load_scenario(document(engine=engine), [override])
+
+
+@pytest.mark.parametrize("records", ["true", "false"])
+def test_a_long_limit_alone_is_no_reason_to_warn(records):
+    """A request beyond the measured context is told of; that one might come is said by `twin explain`."""
+    engine = {
+        "max_model_len": 40_000,
+        "max_num_batched_tokens": 4096,
+        "num_gpu_blocks_override": 4000,
+    }
+    for prompt, words in ((32_748, []), (32_749, ["extrapolated", "of the run had 32,769"])):
+        scenario = document(engine=engine, traffic=[stream(50, 5), at_once(prompt, 20)])
+        told = " ".join(run(scenario, f"run.records={records}").warnings)
+        assert all(word in told for word in words)
+        assert ("extrapolated" in told) == bool(words)
+        text = " ".join(render_explain(explain(load_scenario(scenario))).split())
+        assert "up to 40,000, would be extrapolated" in text
+    short = load_scenario(document(traffic=[at_once(50, 5)]))
+    assert "extrapolated" not in render_explain(explain(short))
 
 
 # --- clients and time ----------------------------------------------------------------------

@@ -139,7 +139,15 @@ def test_every_example_is_explained_within_80_columns(path):
     assert answer.exit_code == 0, answer.output
     assert max(map(len, answer.output.splitlines())) <= WIDTH
     found = json.loads(twin("explain", path, "--json").output)
-    assert list(found) == ["scenario", "memory", "traffic", "steps", "load"]
+    assert list(found) == [
+        "scenario",
+        "memory",
+        "traffic",
+        "steps",
+        "measured_context",
+        "max_model_len",
+        "load",
+    ]
 
 
 def test_without_a_request_there_is_nothing_to_explain():

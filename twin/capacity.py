@@ -105,6 +105,17 @@ def traffic_warnings(scenario: Scenario, load: Load | None) -> tuple[str, ...]:
     return (too_little(share, part.to_s - part.from_s),) if share < 1 else ()
 
 
+def context_warnings(scenario: Scenario, longest: int) -> tuple[str, ...]:
+    """What to say of a run whose longest context had so many tokens: a warning if the profile knows none so long."""
+    known = scenario.hardware.profile.max_context
+    if longest <= known:
+        return ()
+    return (
+        f"attention beyond {known:,} tokens of context is extrapolated: the step-time profile was measured up to "
+        f"there, the longest request of the run had {longest:,}",
+    )
+
+
 def too_little(share: float, width_s: float) -> str:
     """The warning for traffic that never fills one replica."""
     return (

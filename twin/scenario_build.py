@@ -228,7 +228,6 @@ def check_objectives(document: schema.Document, traffic: Sequence[Stream], origi
 
 def warnings_of(
     document: schema.Document,
-    engine: EngineConfig,
     policy_name: str,
     policy: PolicyConfig | None,
     traffic: Sequence[Stream],
@@ -244,11 +243,6 @@ def warnings_of(
         )
     if policy is not None:
         yield from _idle_keys(policy)
-    if engine.max_model_len > profile.max_context:
-        yield (
-            f"attention beyond {profile.max_context} tokens of context is extrapolated: the step-time profile was "
-            f"measured up to there, engine.max_model_len is {engine.max_model_len}"
-        )
     hardware, source = document.hardware, profile.provenance
     kv_cache_dtype = document.engine.kv_cache_dtype
     named = document.model if document.model in MODELS else source.model

@@ -14,7 +14,7 @@ import simpy
 from simpy.core import EmptySchedule
 from simpy.events import URGENT, Event
 
-from twin.capacity import traffic_warnings
+from twin.capacity import context_warnings, traffic_warnings
 from twin.clock import PS, to_seconds
 from twin.cluster.clients import Clients
 from twin.cluster.fleet import Fleet
@@ -168,6 +168,7 @@ class _Run:
         self._places: dict[int, str] = {}
         # The instants at which requests left, added up, less those at which they came.
         self._in_system_ps = 0
+        self._longest = 0
         self._events = 0
         self._log: list[Happening] = []
         is_logged = observe and scenario.run.records
@@ -336,6 +337,9 @@ class _Run:
         """A request has ended for good."""
         self._ended += 1
         self._in_system_ps += self._now_ps
+        context = record.prompt_tokens + record.output_tokens
+        if context > self._longest and record.first_scheduled_ps is not None:
+            self._longest = context
         self._table.add(record)
         if self._sampler is not None:
             self._sampler.record(record)
@@ -473,7 +477,11 @@ class _Run:
             if fleet is None
             else fleet.policies(),
             fleet=None if fleet is None else fleet.history(simulated_ps),
-            warnings=(*scenario.warnings, *traffic_warnings(scenario, self._traffic.load)),
+            warnings=(
+                *scenario.warnings,
+                *traffic_warnings(scenario, self._traffic.load),
+                *context_warnings(scenario, self._longest),
+            ),
             simulated_ps=simulated_ps,
             inflight_request_ps=inflight_request_ps,
             events=self._events,

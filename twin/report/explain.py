@@ -41,6 +41,8 @@ def explain(scenario: Scenario) -> dict[str, Any]:
         "memory": _memory(scenario),
         "traffic": traffic,
         "steps": _steps(scenario, traffic),
+        "measured_context": scenario.hardware.profile.max_context,
+        "max_model_len": scenario.engine.max_model_len,
         "load": _load(scenario, traffic),
     }
 
@@ -246,6 +248,12 @@ def _steps_text(found: Mapping[str, Any]) -> list[RenderableType]:
         f"{traffic['output_tokens']:,.0f} output tokens. Tokens with padding; prefill and decode are attention; dense "
         "has the matrices and communication. With async scheduling host work hides behind the GPU's."
     )
+    known, longest = found["measured_context"], found["max_model_len"]
+    if longest > known:
+        text += (
+            f" The step times were measured up to {count(known)} tokens of context; those of longer requests, which "
+            f"max_model_len allows up to {count(longest)}, would be extrapolated."
+        )
     return [made, paragraph(text)]
 
 
