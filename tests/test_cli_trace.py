@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
-from tests.runs import azure_csv
+from tests.runs import azure_csv, document, stream
 from twin.cli import app
 from twin.workload import check
 from twin.workload.formats import own
@@ -140,3 +141,36 @@ def test_a_terminal_sees_how_far_a_check_is(trace):
     os.close(ours)
     assert json.loads(done.stdout)["requests"] == 20
     assert "0 of 20 lines" in shown
+
+
+TALK = {"sessions": {"turns": 3, "think_time": 1.0}}
+DOCUMENTS = {"prefixes": {"groups": 3, "tokens": 1024}}
+
+
+@pytest.mark.parametrize(("keys", "contained"), [(DOCUMENTS, 0), ({}, 0), (TALK, 1)])
+def test_only_replies_that_a_prompt_contains_are_written_and_missed(
+    twin, tmp_path, keys, contained
+):
+    one = stream(512, 20, arrivals={"process": "constant", "rate": 10}, requests=12, **keys)
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(document(traffic=[one])), encoding="utf-8")
+    path = tmp_path / "t.jsonl"
+    assert twin("trace", "export", tmp_path / "s.yaml", path)[0] == 0
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    asked = {content for row in rows for content, _ in row["prompt"]}
+    replies = {row["reply"] for row in rows if row.get("reply") is not None}
+    assert replies <= asked
+    assert bool(replies) == bool(contained)
+    # A trace written by somebody else may give every reply an id.
+    for number, row in enumerate(rows):
+        row.setdefault("reply", 10_000 + number)
+        for key in ("session", "tier", "tenant"):
+            row.pop(key, None)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    lossless = ["trace", "convert", path, tmp_path / "m.jsonl", "--to", "mooncake"]
+    status, _, err = twin(*lossless)
+    if contained:
+        assert (status, "cannot hold which prompts contain an earlier reply" in err) == (2, True)
+    else:
+        assert status == 0 or "prefixes within a block" in err
+        assert twin(*lossless, "--lossy")[0] == 0
+        assert "contain an earlier reply" not in err + twin(*lossless, "--lossy")[2]

@@ -514,12 +514,12 @@ def test_what_is_lost_is_counted_if_it_may_be(tmp_path):
     source = str(tmp_path / "in.jsonl")
     rows = [
         TraceRow(1, PS, 20, 3, ((1, 20),), 2, 9, "BATCH", "acme", "s", 5, None, "r1"),
-        TraceRow(2, PS, 20, 3),
+        TraceRow(2, PS, 20, 3, ((1, 17), (2, 3))),
     ]
     own.JSONL.write(source, rows)
     target = str(tmp_path / "out.csv")
     done = convert(source, target, target_format="azure", lossy=True)
-    assert done.lost == dict.fromkeys(HELD, 1)
+    assert done.lost == dict.fromkeys(HELD, 1) | {"prefixes": 2}
     assert plain(target) == [(0, 20, 3), (0, 20, 3)]
 
 

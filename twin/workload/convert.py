@@ -48,6 +48,8 @@ def convert(
     read, made = format_of(source, source_format).format, format_for(target, target_format)
     done = Converted(read.name, made.name)
     rows = _whole(source, read, selection, done, skip_malformed)
+    if "replies" in read.holds and "replies" not in made.holds:
+        rows = _without_unused_replies(rows, _asked(source, read, selection))
     _write(source, target, made, _at_speed(rows, selection, speedup), done, lossy)
     return done
 
@@ -78,6 +80,18 @@ def _whole(
             done.skipped += 1
         else:
             raise InputError(place(path, read, row))
+
+
+def _asked(path: str, read: Format, selection: Selection) -> set[int]:
+    """Ids of all content that prompts have."""
+    rows = (row for row in selection.of(read.read(path)) if not isinstance(row, Fault))
+    return {content for row in rows for content, _ in row.prompt or ()}
+
+
+def _without_unused_replies(rows: Iterator[TraceRow], asked: set[int]) -> Iterator[TraceRow]:
+    """A reply that no prompt contains need not be held."""
+    for row in rows:
+        yield row if row.reply is None or row.reply in asked else row._replace(reply=None)
 
 
 def _at_speed(

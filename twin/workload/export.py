@@ -1,6 +1,6 @@
 """The requests of a run as rows of a trace."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 
 from twin.workload.formats.rows import TraceRow
@@ -9,10 +9,10 @@ from twin.workload.streams import Stream
 from twin.workload.trace import TraceStream
 
 
-def as_rows(requests: Iterable[Request], streams: Sequence[Stream]) -> Iterator[TraceRow]:
+def as_rows(requests: Sequence[Request], streams: Sequence[Stream]) -> Iterator[TraceRow]:
     """One row a request, in their order; content ids are numbered anew, by first appearance.
 
-    Of streams that are traces without prefixes, sharing stays unknown.
+    Of streams that are traces without prefixes, sharing stays unknown; replies have an id where a prompt contains them.
     """
     unknown = {
         number
@@ -21,6 +21,7 @@ def as_rows(requests: Iterable[Request], streams: Sequence[Stream]) -> Iterator[
         and not stream.tells_prefixes
         and stream.assumed_prefix_share is None
     }
+    asked = {written for request in requests for written, _ in request.prompt}
     numbers: dict[int, int] = {}
     fresh = count()
 
@@ -37,7 +38,7 @@ def as_rows(requests: Iterable[Request], streams: Sequence[Stream]) -> Iterator[
             request.prompt_tokens,
             request.output_tokens,
             tuple([(content(c), tokens) for c, tokens in request.prompt]) if known else None,
-            content(request.reply) if known else None,
+            content(request.reply) if known and request.reply in asked else None,
             request.max_tokens,
             request.tier,
             request.tenant,
