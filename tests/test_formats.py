@@ -500,6 +500,14 @@ def test_prefix_structure_survives_a_round_trip(tmp_path):
         convert(source, str(tmp_path / name))
         source = str(tmp_path / name)
     assert [row._replace(line=0) for row in read(source)] == [row._replace(line=0) for row in rows]
+    convert(start, str(tmp_path / "m.jsonl"), target_format="mooncake")
+    first, *others = [row.prompt or () for row in read(str(tmp_path / "m.jsonl"))]
+    shared = [
+        sum(tokens for (c, tokens), (d, _) in zip(first, p, strict=True) if c == d) for p in others
+    ]
+    assert shared == [16_384 if i % 7 == 0 else 0 for i in range(1, 40)]
+    (tmp_path / "m.jsonl").unlink()
+    own.JSONL.write(start, [rows[0]._replace(prompt=((0, 16_000), (100, 484)))])
     for target, lost in [
         ("azure", "prefix"),
         ("burstgpt", "prefix"),

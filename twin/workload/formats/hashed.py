@@ -141,9 +141,7 @@ def _unfit(block_tokens: int, whole: bool, row: TraceRow) -> str | None:
     segments = row.prompt or ()
     rest = row.prompt_tokens - sum(tokens for _, tokens in segments)
     inner = segments if rest or whole else segments[:-1]
-    if any(tokens != block_tokens for _, tokens in inner):
-        return problem
-    return problem if segments and segments[-1][1] > block_tokens else None
+    return problem if any(tokens % block_tokens for _, tokens in inner) else None
 
 
 MOONCAKE = Format(
