@@ -1,7 +1,7 @@
 """`twin import`: the manifests of a deployment as a scenario."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -27,6 +27,9 @@ def import_(
         Path | None,
         typer.Option(metavar="FILE", help="Write the scenario there instead of to stdout."),
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite the file of --out where there is one.")
+    ] = False,
 ) -> None:
     """Turn Kubernetes manifests into a scenario, and say what was assumed, wrong and left out."""
     with errors():
@@ -35,15 +38,20 @@ def import_(
         from twin.cluster.manifests import import_manifests
         from twin.scenario_yaml import parse_all
 
-        documents = []
+        documents: list[Any] = []
+        places: list[str] = []
         files = _files(source)
         keep_apart({"--out": out}, files)
+        if out is not None and out.exists() and not force:
+            raise InputError(f"--out {out}: is there already; --force overwrites it")
         for path in files:
-            documents += parse_all(_text(path), str(path))
-        found = import_manifests(documents, name)
+            parsed = parse_all(_text(path), str(path))
+            documents += parsed
+            places += [str(path)] * len(parsed)
+        found = import_manifests(documents, name, places)
         lines = [
             *(f"assumed: {text}" for text in found.assumed),
-            *(f"wrong: {text}" for text in found.faults),
+            *(f"wrong: {text}" for text in [*found.faults, *_refused(found.document)]),
             *(f"left out: {text}" for text in found.left_out),
         ]
         head = "".join(f"# {line}\n" for line in lines)
@@ -57,6 +65,23 @@ def import_(
             out.write_text(text, encoding="utf-8")
         except OSError as error:
             raise InputError(f"--out {out}: {error.strerror}") from None
+
+
+def _refused(document: dict[str, Any]) -> list[str]:
+    """What `twin run` refuses about the scenario as imported, with the place in the manifests."""
+    from twin.cluster.manifests import place_of
+    from twin.scenario import load_scenario
+
+    try:
+        load_scenario(document)
+    except InputError as error:
+        told = []
+        for line in str(error).splitlines():
+            path, _, problem = line.partition(": ")[2].partition(": ")
+            if problem and not line.startswith(" "):
+                told.append(f"{place_of(path)}: {problem}")
+        return told
+    return []
 
 
 def _files(source: Path) -> list[Path]:

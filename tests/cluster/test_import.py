@@ -1,5 +1,6 @@
 """`twin import`: manifests as a scenario, with the article's as the example; each repair shows the next fault."""
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -303,3 +304,84 @@ def test_files_that_cannot_be_read(tmp_path, content, told):
     path.unlink()
     assert "holds no .yaml" in twin("import", tmp_path).stderr
     assert "cannot be read" in twin("import", tmp_path / "none").stderr
+
+
+# --- values of the wrong type -------------------------------------------------------------
+
+WRONG = ("three", "0x1F", "", 3.7, True, -5, [], ["a"], {}, {"a": 1}, None)
+
+
+def paths_of(value, path=()):
+    """Where the scalars of a document are."""
+    if isinstance(value, dict | list):
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, below in pairs:
+            yield from paths_of(below, (*path, key))
+    else:
+        yield path
+
+
+def with_value(value, path, new):
+    """A copy with another value at the path."""
+    if not path:
+        return new
+    copy = value.copy()
+    copy[path[0]] = with_value(value[path[0]], path[1:], new)
+    return copy
+
+
+def test_a_scalar_of_another_type_is_one_line_and_no_traceback(manifests):
+    documents = parse_all(manifests.read_text(encoding="utf-8"), "article")
+    told = {}
+    for path in paths_of(documents):
+        for new in WRONG:
+            try:
+                import_manifests(with_value(documents, path, new), None, ["a.yaml"] * 2)
+            except InputError as error:
+                told[path, repr(new)] = str(error)
+    assert len(told) > 200
+    assert not any("\n" in text for text in told.values())
+    replicas = told[(0, "spec", "replicas"), "'three'"]
+    assert replicas == (
+        "a.yaml: Deployment inference-service-online: spec.replicas: must be a whole number, without quotes, "
+        "got 'three'"
+    )
+
+
+def test_every_section_of_another_type(manifests):
+    documents = parse_all(manifests.read_text(encoding="utf-8"), "article")
+    sections = {path[:n] for path in paths_of(documents) for n in range(1, len(path))}
+    for path in sections:
+        for new in ("three", 3, True, [3], ["a"], {"a": 1}, {3: 1}, [{}], [None]):
+            with contextlib.suppress(InputError):
+                import_manifests(with_value(documents, path, new))
+
+
+@pytest.mark.parametrize("argument", ["--tensor-parallel-size=abc", "--shutdown-timeout=soon"])
+def test_an_argument_that_must_be_a_number(argument):
+    text = DEPLOYMENT.replace("--shutdown-timeout=60", argument)
+    with pytest.raises(InputError, match=f"argument {argument.partition('=')[0]}: must be a"):
+        import_manifests(list(yaml.safe_load_all(text)))
+
+
+def test_what_a_run_would_refuse_is_said_with_the_manifests_place(tmp_path):
+    path = tmp_path / "a.yaml"
+    text = DEPLOYMENT.replace('--max-num-seqs, "64"', "--max-num-seqs=-5")
+    path.write_text(text.replace("periodSeconds: 5}", "initialDelaySeconds: -60}"))
+    out = tmp_path / "out.yaml"
+    done = twin("import", path, "--out", out)
+    assert done.returncode == 0
+    assert "wrong: argument --max-num-seqs: must be >= 1, got -5\n" in done.stderr
+    place = "Deployment: containers: readinessProbe.initialDelaySeconds"
+    assert f"wrong: {place}: must be >= 0, got -60\n" in done.stderr
+    before = out.read_bytes()
+    scaled = SCALED.replace("minReplicaCount: 1", "minReplicaCount: 7")
+    path.write_text(f"{DEPLOYMENT}---{scaled}")
+    again = twin("import", path, "--out", out)
+    assert again.returncode == 2
+    assert "is there already; --force overwrites it" in again.stderr
+    assert out.read_bytes() == before
+    forced = twin("import", path, "--out", out, "--force")
+    assert forced.returncode == 0
+    assert out.read_bytes() != before
+    assert "wrong: ScaledObject: spec" in forced.stderr

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
+from twin.cluster.manifest_types import check_types
 from twin.cluster.metrics_path import is_exported
 from twin.errors import InputError
 from twin.step_time.catalogue import GPUS, MODELS
@@ -63,12 +64,22 @@ class Imported:
     """In the manifests, and of no use to the twin."""
 
 
-def import_manifests(documents: Sequence[Any], name: str | None = None) -> Imported:
+def import_manifests(
+    documents: Sequence[Any], name: str | None = None, places: Sequence[str] = ()
+) -> Imported:
     """The scenario of the one Deployment of vLLM among the documents, or of the one called `name`.
 
-    Raises InputError if there is none or several.
+    `places` are the files of the documents, for messages. Raises InputError if there is none or several, and for a
+    value that is of another type than Kubernetes takes.
     """
-    objects = [d for d in _flat(documents) if isinstance(d, Mapping) and d.get("kind")]
+    objects = []
+    for i, document in enumerate(documents):
+        place = places[i] if places else f"document {i + 1}"
+        for found_object in _flat(document, place):
+            if isinstance(found_object, Mapping) and found_object.get("kind"):
+                written = _without_nulls(found_object)
+                check_types(written, place)
+                objects.append(written)
     deployment = _the_deployment(objects, name)
     called = _named(deployment)
     found = Imported({"name": called})
@@ -97,12 +108,21 @@ def import_manifests(documents: Sequence[Any], name: str | None = None) -> Impor
 # --- finding things -----------------------------------------------------------------------
 
 
-def _flat(documents: Sequence[Any]) -> Iterator[Any]:
-    for document in documents:
-        if isinstance(document, Mapping) and document.get("kind") == "List":
-            yield from document.get("items") or []
-        else:
-            yield document
+def _flat(document: Any, place: str) -> Iterator[Any]:
+    if isinstance(document, Mapping) and document.get("kind") == "List":
+        items = document.get("items") or []
+        if not isinstance(items, list):
+            raise InputError(f"{place}: List: items: must be a list, got {items!r}")
+        yield from items
+    else:
+        yield document
+
+
+def _without_nulls(value: Any) -> Any:
+    """A copy without the keys that are null, which for the API server are left out."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(v) for key, v in value.items() if v is not None}
+    return [_without_nulls(v) for v in value] if isinstance(value, list) else value
 
 
 def _the_deployment(objects: Sequence[Mapping[str, Any]], name: str | None) -> Mapping[str, Any]:
@@ -204,6 +224,17 @@ def guess_model(written: str) -> str:
     return written
 
 
+def _number(arguments: Mapping[str, str], name: str, default: str, whole: bool = False) -> float:
+    """The number behind an argument of vLLM. Raises InputError for what is none, or is not > 0 and whole."""
+    text = arguments.get(name, default)
+    if not re.fullmatch(r"[0-9]{1,9}" if whole else r"[0-9]{1,9}(\.[0-9]*)?", text) or (
+        whole and not int(text)
+    ):
+        wanted = "a whole number >= 1" if whole else "a number of seconds >= 0"
+        raise InputError(f"argument --{name}: must be {wanted}, got {text!r}")
+    return float(text)
+
+
 def _value(text: str) -> Any:
     if text in ("true", "false"):
         return text == "true"
@@ -229,7 +260,7 @@ def _hardware(
     if len(known) != 1:
         text = f"out of {', '.join(products)}" if known else "as no node affinity names one"
         found.assumed.append(f"GPU {gpu}, {text}")
-    tp = int(arguments.get("tensor-parallel-size", "1"))
+    tp = int(_number(arguments, "tensor-parallel-size", "1", whole=True))
     hardware: dict[str, Any] = {"gpu": gpu, "tensor_parallel_size": tp}
     dtype = arguments.get("dtype", "auto")
     if dtype not in ("auto", "half"):
@@ -280,7 +311,7 @@ def _pod(
     if "terminationGracePeriodSeconds" in pod:
         keys["termination_grace_period"] = float(pod["terminationGracePeriodSeconds"])
     if "shutdown-timeout" in arguments:
-        keys["shutdown_timeout"] = float(arguments["shutdown-timeout"])
+        keys["shutdown_timeout"] = _number(arguments, "shutdown-timeout", "0")
     hook = _at(container, "lifecycle", "preStop")
     if hook:
         seconds = _sleep(hook)
@@ -298,14 +329,14 @@ def _pod(
     for kind in ("requests", "limits"):
         others = [k for k in _at(container, "resources", kind) if k != "nvidia.com/gpu"]
         if others:
-            found.left_out.append(f"resources.{kind} of {', '.join(others)}")
+            found.left_out.append(f"resources.{kind} of {', '.join(map(str, others))}")
     for key in ("podAntiAffinity", "podAffinity"):
         if _at(pod, "affinity", key):
             found.left_out.append(f"affinity.{key}")
     if pod.get("volumes"):
         found.left_out.append(f"volumes {', '.join(str(v.get('name')) for v in pod['volumes'])}")
     for port in container.get("ports") or []:
-        if str(port.get("name")) == "metrics" and port.get("containerPort") != 8000:
+        if str(port.get("name")) == "metrics" and port.get("containerPort", 8000) != 8000:
             found.faults.append(
                 f"port {port['containerPort']} for metrics: vLLM serves /metrics on the port of its API"
             )
@@ -334,7 +365,7 @@ def _probes(container: Mapping[str, Any], cluster: dict[str, Any], found: Import
         probes[kind] = {key: written[key] for key in keys if key in written}
         rest = [key for key in written if key not in (*keys, "httpGet", "timeoutSeconds")]
         if rest:
-            found.left_out.append(f"{kind}Probe: {', '.join(rest)}")
+            found.left_out.append(f"{kind}Probe: {', '.join(map(str, rest))}")
         if "httpGet" not in written:
             found.left_out.append(f"{kind}Probe: taken for one of the server's own address")
     cluster["probes"] = probes
@@ -378,6 +409,33 @@ def _scaler(
                 f"vLLM has no metric {name} and no rule here defines it; to try one: --set "
                 f"'cluster.metrics.queries.{name}={suggested_query(name)}'"
             )
+
+
+def place_of(path: str) -> str:
+    """Where the manifests hold what stands under a dotted path of the scenario; the path itself if in none."""
+    for key, argument in (
+        *((f"engine.{key}", argument) for argument, key in ENGINE_ARGUMENTS.items()),
+        ("hardware.tensor_parallel_size", "tensor-parallel-size"),
+        ("hardware.dtype", "dtype"),
+        ("model", "model"),
+    ):
+        if path == key:
+            return f"argument --{argument}"
+    for start, place in (
+        ("cluster.hpa", "HorizontalPodAutoscaler: spec"),
+        ("cluster.keda", "ScaledObject: spec"),
+        ("cluster.replicas", "Deployment: spec.replicas"),
+        *(
+            (f"cluster.probes.{kind}", f"Deployment: containers: {kind}Probe")
+            for kind in ("startup", "liveness", "readiness")
+        ),
+        ("cluster.pod.termination_grace_period", "Deployment: terminationGracePeriodSeconds"),
+        ("cluster.pod.shutdown_timeout", "argument --shutdown-timeout"),
+        ("cluster.pod.pre_stop", "Deployment: containers: lifecycle.preStop"),
+    ):
+        if path == start or path.startswith(f"{start}."):
+            return place + path.removeprefix(start)
+    return path
 
 
 def suggested_query(name: str) -> str:
