@@ -182,6 +182,12 @@ PHASED = (
 TWO = ("cluster.replicas=2", "traffic.0.output_tokens.uniform=[50, 400]")
 ROLLED = (*TWO, *QUICK, "cluster.rolling_updates=[{at: 1}]")
 ONE_GPU = (*TWO, *QUICK, "cluster.nodes={gpus: 1, initial: 1, max: 1, provision: 0.5}")
+BROKEN = "cluster.faults=[{kind: crash, at: 0.5}]"
+DEAD_GPU = "cluster.faults=[{kind: gpu_loss, at: 0.5, until: 1}]"
+SLOW = "cluster.faults=[{kind: slow, at: 0.5, factor: 2}]"
+DRAIN = "cluster.faults=[{kind: node_drain, at: 0.5, node: 0}]"
+RECLAIM = "cluster.faults=[{kind: spot_reclaim, at: 0.5, pods: [0]}]"
+NODES = (*TWO, *QUICK, "cluster.nodes={gpus: 1, initial: 2}")
 GROWING = ("cluster.nodes={gpus: 1, initial: 1, max: 2}", "cluster.replicas=2", *PHASED)
 ORDERED = ("cluster.nodes={gpus: 1, initial: 1, max: 2, provision: 0.5}", *QUICK,
            "cluster.rolling_updates=[{at: 1, max_surge: '1', max_unavailable: '0'}, "
@@ -354,6 +360,16 @@ FLEET = {
     "cluster.rolling_updates.at": Case("cluster.rolling_updates.0.at=2", base=ROLLED),
     "cluster.rolling_updates.max_surge": Case("cluster.rolling_updates.0.max_surge='100%'", base=ROLLED),
     "cluster.rolling_updates.max_unavailable": Case("cluster.rolling_updates.0.max_unavailable='100%'", base=ROLLED),
+    "cluster.faults.kind": Case("cluster.faults.0.kind=partition", base=(*TWO, *QUICK, BROKEN)),
+    "cluster.faults.at": Case("cluster.faults.0.at=0.7", base=(*TWO, *QUICK, BROKEN)),
+    "cluster.faults.until": Case("cluster.faults.0.until=2", base=(*TWO, *QUICK, DEAD_GPU)),
+    "cluster.faults.pods": Case("cluster.faults.0.pods=[1]", base=(*TWO, *QUICK, BROKEN)),
+    "cluster.faults.node": Case("cluster.faults.0.node=1", base=(*NODES, DRAIN)),
+    "cluster.faults.factor": Case("cluster.faults.0.factor=9", base=(*TWO, *QUICK, SLOW)),
+    "cluster.faults.notice": Case(
+        "cluster.faults.0.notice=0.1",
+        base=(*TWO, *QUICK, "cluster.pod.shutdown_timeout=20", RECLAIM),
+    ),
     "cluster.holds_requests": Case(
         "cluster.holds_requests=true", base=("cluster.cold_start.initial=cold", "run.until=400")
     ),

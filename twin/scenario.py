@@ -242,6 +242,7 @@ def _build(document: schema.Document, origin: Origin) -> Scenario:
         weight_bytes(model, 1, hardware.dtype),
         document.engine.enforce_eager,
         document.run.seed,
+        document.run.until is not None,
         origin,
     )
     if fleet is not None:

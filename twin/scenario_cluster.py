@@ -306,6 +306,44 @@ class Retries(Section):
     """No attempt begins later than so long after the first."""
 
 
+class ClusterFault(Section):
+    """Something in the cluster breaks."""
+
+    kind: Literal["crash", "gpu_loss", "slow", "partition", "spot_reclaim", "node_drain"]
+    """What breaks; docs/cluster.md tells what each does."""
+    at: Instant
+    until: Seconds | None = None
+    """When it is over; null = never. Of gpu_loss, slow, partition and node_drain."""
+    pods: list[Whole] = Field(default=[])
+    """Numbers of the pods it strikes; empty = all that are there. Not of node_drain."""
+    node: Whole | None = None
+    """Number of the node, of node_drain."""
+    factor: Annotated[float, Field(gt=1, le=1000)] | None = None
+    """How many times as long everything takes, of slow."""
+    notice: Instant | None = None
+    """Seconds from the notice to the end of the machine, of spot_reclaim; null = 120."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> "ClusterFault":
+        lasting = ("gpu_loss", "slow", "partition", "node_drain")
+        for key, kinds in (
+            ("until", lasting),
+            ("node", ("node_drain",)),
+            ("factor", ("slow",)),
+            ("notice", ("spot_reclaim",)),
+        ):
+            if getattr(self, key) is not None and self.kind not in kinds:
+                raise ValueError(f"{key}: only {', '.join(kinds)} has it, not {self.kind}")
+        if self.until is not None and self.until <= self.at:
+            raise ValueError(f"until must be later than at ({self.at:g}), got {self.until:g}")
+        if self.pods and self.kind == "node_drain":
+            raise ValueError("pods: node_drain is about a node; write node")
+        for key, kind in (("node", "node_drain"), ("factor", "slow")):
+            if self.kind == kind and getattr(self, key) is None:
+                raise ValueError(f"{key}: is missing; {kind} needs it")
+        return self
+
+
 class Cluster(Section):
     """Where requests go."""
 
@@ -337,6 +375,7 @@ class Cluster(Section):
     """PriorityClasses of the cluster beside the two it always has."""
     nodes: Nodes | None = None
     rolling_updates: list[RollingUpdate] = Field(default=[])
+    faults: list[ClusterFault] = Field(default=[])
     holds_requests: bool = False
     """Whether the gateway keeps requests while no pod is Ready; else it refuses them."""
     start: Annotated[str, Field(pattern=r"^(Mon|Tue|Wed|Thu|Fri|Sat|Sun) \d\d:\d\d$")] = "Mon 00:00"

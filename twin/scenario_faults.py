@@ -50,7 +50,6 @@ NOT_MODELLED: dict[str, str] = {
     "guided_decoding_backend": "structured output",
     "structured_outputs_config": "structured output",
     "warm_pool": "a warm pool",
-    "faults": "faults",
 }
 """Keys people may know from vLLM or Kubernetes -> what of it the simulation leaves out."""
 
@@ -64,6 +63,7 @@ ELSEWHERE: dict[str, str] = {
     "replicas": "it belongs under cluster",
     "admission": "it belongs under cluster",
     "retries": "it belongs under cluster",
+    "faults": "it belongs under cluster",
 }
 """Keys in a wrong section -> what to do."""
 

@@ -23,6 +23,7 @@ from twin.cluster.cold_start import (
     mean_s,
     spread,
 )
+from twin.cluster.faults import ClusterFault
 from twin.cluster.fleet_spec import FleetSpec, Obstacle, PodTemplate, ScalerSpec, Update
 from twin.cluster.keda import KedaSpec, QueryTrigger
 from twin.cluster.metrics_path import MetricsFault, Path, is_exported
@@ -51,11 +52,13 @@ def fleet_of(
     weight_bytes: int,
     eager: bool,
     seed: int,
+    is_cut: bool,
     origin: Origin,
 ) -> FleetSpec | None:
     """The fleet that `cluster:` asks for; None where the replicas are simply there from the beginning to the end.
 
-    `weight_bytes` are those of the whole model. Raises InputError for what cannot be.
+    `weight_bytes` are those of the whole model; `is_cut` is whether run.until is set. Raises InputError for what
+    cannot be.
     """
     scaler = _scaler(cluster, origin)
     if _is_plain(cluster) and cluster.replicas:
@@ -91,6 +94,9 @@ def fleet_of(
         labels={"model_name": model.name, "engine": "0"},
         obstacle=_obstacle(cluster),
         updates=[_update(update) for update in cluster.rolling_updates],
+        faults=[
+            _fault(fault, i, cluster, is_cut, origin) for i, fault in enumerate(cluster.faults)
+        ],
         holds_requests=cluster.holds_requests,
         start_minute=_minute(cluster.start, origin),
         seed=seed,
@@ -411,6 +417,28 @@ def _obstacle(cluster: form.Cluster) -> Obstacle | None:
             False, "the nodes have the taint nvidia.com/gpu, which the pod does not tolerate"
         )
     return None
+
+
+def _fault(
+    fault: form.ClusterFault, index: int, cluster: form.Cluster, is_cut: bool, origin: Origin
+) -> ClusterFault:
+    place = ("cluster", "faults", index)
+    if fault.kind == "node_drain" and cluster.nodes is None:
+        origin.fail((*place, "node"), "there are no nodes to drain; write cluster.nodes")
+    if fault.kind == "gpu_loss" and fault.until is None and not is_cut:
+        origin.fail(
+            (*place, "until"),
+            "is missing: requests on a lost GPU never end, so that the run would not; set it, or run.until",
+        )
+    return ClusterFault(
+        fault.kind,
+        to_ps(fault.at),
+        None if fault.until is None else to_ps(fault.until),
+        tuple(fault.pods),
+        fault.node or 0,
+        fault.factor or 1.0,
+        to_ps(120.0 if fault.notice is None else fault.notice),
+    )
 
 
 def _update(update: form.RollingUpdate) -> Update:

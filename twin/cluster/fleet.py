@@ -4,6 +4,7 @@ The fleet owns the pods and tells the router which of them are Ready. A pod has 
 its server answers until it is gone. Control loops (scrapes, the autoscaler) end when nothing is left to happen.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -14,8 +15,9 @@ from twin.clock import PS
 from twin.cluster.cold_start import PHASES, Starter
 from twin.cluster.cost import total
 from twin.cluster.deployment import Rollout, plan, rollout
+from twin.cluster.faults import schedule
 from twin.cluster.fleet_log import FleetHistory, FleetLog
-from twin.cluster.fleet_pod import FleetPod
+from twin.cluster.fleet_pod import FleetPod, PodEngine
 from twin.cluster.fleet_spec import FleetSpec, ScalerSpec
 from twin.cluster.gateway import Gateway, Refusing
 from twin.cluster.nodes import NodePool
@@ -66,7 +68,7 @@ class Fleet:
         self.pods: list[FleetPod] = []
         """Every pod there ever was, by number."""
         self._live: list[FleetPod] = []  # not gone
-        self._by_replica: list[FleetPod] = []
+        self._by_replica: list[PodEngine] = []
         self._has_begun = False  # pods that are made before were there already
         self._gateway = gateway
         self.log = FleetLog()
@@ -83,6 +85,7 @@ class Fleet:
         self._note()
         for update in spec.updates:
             self._at(update.at_ps, partial(self._update, update.max_surge, update.max_unavailable))
+        schedule(spec.faults, self, self._timer)
         if self._scraper.is_needed:
             self._every(
                 spec.path.scrape_interval_ps, self._scraper.offset_ps, self._scrape, AFTER_REPLICAS
@@ -97,7 +100,7 @@ class Fleet:
         """A request has ended: its pod's exporter has seen it, and a pod that waited for it may go."""
         if record.replica is None:
             return
-        pod = self._by_replica[record.replica]
+        pod = self._by_replica[record.replica].pod
         self._scraper.observe(pod, record)
         if pod.stops_ps is not None and not pod.num_inflight and pod.gone_ps is None:
             # Records of a kill come while the replica is being closed; the event finds it done.
@@ -202,7 +205,14 @@ class Fleet:
             )
             self._at(found.killed_ps, partial(self._crash, pod, attempt, why))
 
-    def _crash(self, pod: FleetPod, attempt: int, why: str) -> None:
+    def _end_engine(self, pod: FleetPod, reason: str) -> None:
+        """Its engine is gone, if there is one, and what is inside is aborted."""
+        if pod.replica is not None:
+            pod.replica.settle()
+            pod.replica.kill(reason)
+            pod.engines[-1].keep(self._now_ps)
+
+    def _crash(self, pod: FleetPod, attempt: int, why: str, reason: str = "pod_crash") -> None:
         """The kubelet kills the container and starts it again after its back-off."""
         if pod.is_deleted or pod.attempt != attempt:
             return
@@ -216,6 +226,7 @@ class Fleet:
         self.log.event(
             now_ps, pod.number, "killed", f"{why}; starts again after {wait_ps / PS:g} s"
         )
+        self._end_engine(pod, reason)
         self._lose_ready(pod)
         pod.running_ps = None
         pod.attempt += 1
@@ -231,10 +242,9 @@ class Fleet:
         """Its server answers."""
         if pod.is_deleted or pod.attempt != attempt:
             return
-        pod.serving_ps = self._now_ps
-        pod.replica = self._make_replica(len(self._by_replica))
-        pod.replica_index = len(self._by_replica)
-        self._by_replica.append(pod)
+        index = len(self._by_replica)
+        self._by_replica.append(pod.serve(index, self._make_replica(index), self._now_ps))
+        self._set_speed(pod)
         if pod.is_ready:  # it was called Ready before
             self._retarget()
 
@@ -261,7 +271,7 @@ class Fleet:
         self._gateway.retarget(
             [
                 pod.replica
-                if pod.replica is not None and pod.stops_ps is None
+                if pod.replica is not None and pod.stops_ps is None and not pod.is_cut_off
                 else Refusing(self._gateway, _index(pod))
                 for pod in chosen
             ]
@@ -272,7 +282,7 @@ class Fleet:
         now_ps, template = self._now_ps, self._spec.template
         was_ready = pod.is_ready
         if pod.replica is not None:
-            pod.busy_at_delete_ps = pod.replica.gauges(now_ps).busy_ps
+            pod.busy_at_delete_ps = sum(e.gauges(now_ps).busy_ps for e in pod.engines)
         pod.deleted_ps = now_ps
         pod.end_ready(now_ps)
         self.log.event(now_ps, pod.number, "deleted", f"{pod.num_inflight} requests inside")
@@ -284,9 +294,12 @@ class Fleet:
             pod.lags = True
             self._at(template.endpoint_lag_ps, partial(self._end_lag, pod))
         self._retarget()
-        stop_ps = min(template.pre_stop_ps, template.grace_ps)
+        stop_ps = min(template.pre_stop_ps, self._grace_ps(pod))
         self._at(stop_ps, partial(self._stop, pod))
         self._note()
+
+    def _grace_ps(self, pod: FleetPod) -> int:
+        return self._spec.template.grace_ps if pod.grace_ps is None else pod.grace_ps
 
     def _end_lag(self, pod: FleetPod) -> None:
         pod.lags = False
@@ -298,7 +311,7 @@ class Fleet:
         assert pod.deleted_ps is not None
         pod.stops_ps = now_ps
         self._retarget()
-        rest_ps = min(template.shutdown_timeout_ps, pod.deleted_ps + template.grace_ps - now_ps)
+        rest_ps = min(template.shutdown_timeout_ps, pod.deleted_ps + self._grace_ps(pod) - now_ps)
         if pod.num_inflight and rest_ps > 0:
             self._at(rest_ps, partial(self._finish_stop, pod))
         else:
@@ -308,11 +321,9 @@ class Fleet:
         """Whatever is still inside is aborted, and the pod goes."""
         if pod.gone_ps is not None:
             return
-        assert pod.replica is not None
         lost = pod.num_inflight
         pod.gone_ps = self._now_ps  # before the records come back
-        pod.replica.kill("pod_deleted")
-        pod.keep(self._now_ps)
+        self._end_engine(pod, pod.abort_reason)
         self._go(pod, lost)
 
     def _go(self, pod: FleetPod, lost: int = 0) -> None:
@@ -343,6 +354,72 @@ class Fleet:
         if still and len(pool.free) > pool.spec.initial:
             pool.remove(number)
             self.log.event(self._now_ps, None, "node", f"node {number} is gone")
+
+    # --- faults -----------------------------------------------------------------------------
+
+    @property
+    def live(self) -> Sequence[FleetPod]:
+        """Pods that are not gone, by number."""
+        return self._live
+
+    def crash(self, pod: FleetPod, why: str, reason: str) -> None:
+        """Its container ends now and is started again."""
+        if pod.running_ps is not None:
+            self._crash(pod, pod.attempt, why, reason)
+
+    def freeze(self, pod: FleetPod) -> None:
+        """Its engine stops, and its server goes on answering probes."""
+        if pod.replica is not None:
+            self.log.event(self._now_ps, pod.number, "fault", "its GPU is lost; /health is 200")
+            pod.replica.settle()
+            pod.replica.freeze()
+
+    def slow(self, pod: FleetPod, factor: float, is_over: bool) -> None:
+        """Everything there takes `factor` times as long as up to now, or that is over."""
+        if is_over:
+            pod.slow_by.remove(factor)
+        else:
+            pod.slow_by.append(factor)
+        total = math.prod(pod.slow_by)
+        self.log.event(self._now_ps, pod.number, "fault", f"steps take {total:g} times as long")
+        self._set_speed(pod)
+
+    def _set_speed(self, pod: FleetPod) -> None:
+        if pod.replica is not None:
+            pod.replica.slow(math.prod(pod.slow_by))
+
+    def cut_off(self, pod: FleetPod, is_cut_off: bool) -> None:
+        """The router loses its connections there and makes no new ones, or may again."""
+        pod.is_cut_off = is_cut_off
+        reaches = "cannot reach it" if is_cut_off else "reaches it again"
+        self.log.event(self._now_ps, pod.number, "fault", f"the router {reaches}")
+        self._retarget()
+        if is_cut_off and pod.replica is not None:
+            pod.replica.settle()
+            pod.replica.disconnect("partition")
+        if not is_cut_off:
+            self._gateway.release()
+
+    def evict(self, pod: FleetPod, reason: str, grace_ps: int | None) -> None:
+        """It is deleted, and given so long; None = what its template says."""
+        pod.abort_reason, pod.grace_ps = reason, grace_ps
+        self._delete(pod)
+        self._settle()
+
+    def cordon(self, node: int, is_lost: bool) -> None:
+        """The node takes no more pods; if lost, it is gone with the last of them."""
+        if self._nodes is not None and node in self._nodes.free:
+            self._nodes.cordoned.add(node)
+            if is_lost:
+                self._nodes.lost.add(node)
+            self.log.event(self._now_ps, None, "node", f"node {node} takes no more pods")
+
+    def uncordon(self, node: int) -> None:
+        """The node takes pods again."""
+        if self._nodes is not None:
+            self._nodes.cordoned.discard(node)
+            self._place()
+            self._note()
 
     # --- control --------------------------------------------------------------------------
 
@@ -398,25 +475,25 @@ class Fleet:
     @property
     def replicas(self) -> list[Replica]:
         """Engines that run now."""
-        return [pod.replica for pod in self._by_replica if pod.replica is not None]
+        return [e.replica for e in self._by_replica if e.replica is not None]
 
     def gauges(self, now_ps: int) -> tuple[Gauges, ...]:
         """Of every engine there was, by index; those that are gone as they were last."""
-        return tuple(pod.gauges(now_ps) for pod in self._by_replica)
+        return tuple(engine.gauges(now_ps) for engine in self._by_replica)
 
     @property
     def engines(self) -> tuple[EngineStats, ...]:
         """Counters of every engine there was, by index."""
-        return tuple(pod.stats for pod in self._by_replica)
+        return tuple(engine.stats for engine in self._by_replica)
 
     def policies(self) -> tuple[dict[str, Any], ...]:
         """Statistics of every engine's policy; empty in the stock modes."""
-        found = (pod.policy_stats for pod in self._by_replica)
+        found = (engine.policy_stats for engine in self._by_replica)
         return tuple(policy for policy in found if policy is not None)
 
     def alive_ps(self, end_ps: int) -> tuple[int, ...]:
         """How long every engine was there."""
-        return tuple(pod.alive_ps(end_ps) for pod in self._by_replica)
+        return tuple(engine.alive_ps(end_ps) for engine in self._by_replica)
 
     def history(self, end_ps: int) -> FleetHistory:
         """What became of the pods until the run's end."""
@@ -428,9 +505,9 @@ class Fleet:
 
     def finish_run(self, end_ps: int) -> None:
         """The run is over: whatever is inside is recorded as unfinished."""
-        for pod in self._by_replica:
-            if pod.replica is not None:
-                pod.replica.finish_run(end_ps)
+        for engine in self._by_replica:
+            if engine.replica is not None:
+                engine.replica.finish_run(end_ps)
 
     # --- time -----------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ class PodEvent:
 
 
 KINDS = (
-    "rejected", "created", "pending", "node", "image", "killed", "ready", "update", "deleted", "gone",
+    "rejected", "created", "pending", "node", "image", "killed", "ready", "update", "fault", "deleted", "gone",
 )  # fmt: skip
 
 

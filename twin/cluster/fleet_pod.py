@@ -12,6 +12,56 @@ from twin.metrics.gauges import Gauges
 
 
 @dataclass
+class PodEngine:
+    """One engine of a pod, from the moment its server answers until it is gone; each start has its own."""
+
+    pod: "FleetPod"
+    index: int
+    """In the records."""
+    serving_ps: int
+    replica: Replica | None
+    gone_ps: int | None = None
+    _kept_stats: EngineStats | None = None
+    _kept_gauges: Gauges | None = None
+    _kept_policy: dict[str, Any] | None = None
+
+    def keep(self, now_ps: int) -> None:
+        """The engine is gone; its figures stay."""
+        assert self.replica is not None
+        self._kept_gauges = self.replica.gauges(now_ps)
+        self._kept_stats = self.replica.stats
+        self._kept_policy = self.policy_stats
+        self.gone_ps = now_ps
+        self.replica = None
+
+    def gauges(self, now_ps: int) -> Gauges:
+        """Now, or as they were last."""
+        if self.replica is not None:
+            return self.replica.gauges(now_ps)
+        assert self._kept_gauges is not None
+        return self._kept_gauges
+
+    @property
+    def stats(self) -> EngineStats:
+        """Counters."""
+        if self.replica is not None:
+            return self.replica.stats
+        assert self._kept_stats is not None
+        return self._kept_stats
+
+    @property
+    def policy_stats(self) -> dict[str, Any] | None:
+        """Statistics of its policy; None in the stock modes."""
+        if self.replica is None:
+            return self._kept_policy
+        return None if self.replica.policy is None else self.replica.policy.stats()
+
+    def alive_ps(self, end_ps: int) -> int:
+        """How long it was there."""
+        return (end_ps if self.gone_ps is None else self.gone_ps) - self.serving_ps
+
+
+@dataclass
 class FleetPod:
     """A pod from its creation until it is gone. Instants are picoseconds, None where not reached."""
 
@@ -43,18 +93,25 @@ class FleetPod:
     """Events of an earlier start find another number and do nothing."""
     phases: list[dict[str, int]] = field(default_factory=list)
     """By start: phase -> picoseconds."""
-    replica: Replica | None = None
-    replica_index: int | None = None
+    engines: list[PodEngine] = field(default_factory=list)
+    """Of each start that came to serve; the last one may be there."""
     observed: Observations = field(default_factory=Observations)
     first_tokens_seen: set[int] = field(default_factory=set)
     """Requests inside whose first token the exporter has observed."""
     completed: int = 0
+    """By the present engine."""
+    completed_before: int = 0
     ready_total_ps: int = 0
     """Until the last time it stopped being Ready."""
     busy_at_delete_ps: int | None = None
-    _kept_stats: EngineStats | None = None
-    _kept_gauges: Gauges | None = None
-    _kept_policy: dict[str, Any] | None = None
+    slow_by: list[float] = field(default_factory=list)
+    """How many times as long everything takes there, by each fault."""
+    abort_reason: str = "pod_deleted"
+    """Why requests inside are aborted when it goes."""
+    grace_ps: int | None = None
+    """From its deletion to the kill, where it is not the template's."""
+    is_cut_off: bool = False
+    """The router cannot reach it."""
 
     @property
     def name(self) -> str:
@@ -70,6 +127,25 @@ class FleetPod:
     def is_ready(self) -> bool:
         """Whether requests are sent to it."""
         return self.ready_since_ps is not None
+
+    @property
+    def replica(self) -> Replica | None:
+        """The engine that is there now."""
+        return self.engines[-1].replica if self.engines else None
+
+    @property
+    def replica_index(self) -> int | None:
+        """Of its last engine, in the records."""
+        return self.engines[-1].index if self.engines else None
+
+    def serve(self, index: int, replica: Replica, now_ps: int) -> PodEngine:
+        """Its server answers, with counters from 0."""
+        self.serving_ps = now_ps
+        self.completed_before, self.completed = self.completed_before + self.completed, 0
+        self.observed = Observations()
+        self.first_tokens_seen.clear()
+        self.engines.append(PodEngine(self, index, now_ps, replica))
+        return self.engines[-1]
 
     @property
     def num_inflight(self) -> int:
@@ -95,38 +171,6 @@ class FleetPod:
             self.restarts,
         )
 
-    # --- its engine, also when it is gone -------------------------------------------------
-
-    def keep(self, now_ps: int) -> None:
-        """The engine is gone; its figures stay."""
-        assert self.replica is not None
-        self._kept_gauges = self.replica.gauges(now_ps)
-        self._kept_stats = self.replica.stats
-        self._kept_policy = self.policy_stats
-        self.replica = None
-
-    def gauges(self, now_ps: int) -> Gauges:
-        """Of its engine now, or as they were last. It must have had one."""
-        if self.replica is not None:
-            return self.replica.gauges(now_ps)
-        assert self._kept_gauges is not None
-        return self._kept_gauges
-
-    @property
-    def stats(self) -> EngineStats:
-        """Counters of its engine. It must have had one."""
-        if self.replica is not None:
-            return self.replica.stats
-        assert self._kept_stats is not None
-        return self._kept_stats
-
-    @property
-    def policy_stats(self) -> dict[str, Any] | None:
-        """Statistics of its engine's policy; None in the stock modes."""
-        if self.replica is None:
-            return self._kept_policy
-        return None if self.replica.policy is None else self.replica.policy.stats()
-
     def gpu_time(self, gpus: int, end_ps: int) -> GpuTime:
         """What its GPUs were paid for until `end_ps`."""
         if self.placed_ps is None:
@@ -136,9 +180,8 @@ class FleetPod:
         ready_ps = self.ready_total_ps
         if self.ready_since_ps is not None:
             ready_ps += max(0, end_ps - self.ready_since_ps)
-        busy_ps = 0
-        if self.replica_index is not None:
-            busy_ps = self.stats.busy_ps
+        busy_ps = sum(engine.stats.busy_ps for engine in self.engines)
+        if self.engines:
             if self.busy_at_delete_ps is not None:
                 busy_ps = min(busy_ps, self.busy_at_delete_ps)
         serving_ps = min(busy_ps, ready_ps)
@@ -162,11 +205,6 @@ class FleetPod:
             self.deleted_ps,
             self.gone_ps,
             self.restarts,
-            self.completed,
+            self.completed_before + self.completed,
             self.gpu_time(gpus, end_ps),
         )
-
-    def alive_ps(self, end_ps: int) -> int:
-        """How long its engine was there. It must have had one."""
-        assert self.serving_ps is not None
-        return (end_ps if self.gone_ps is None else self.gone_ps) - self.serving_ps

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from twin.clock import PS
 from twin.cluster.cold_start import ColdStart
+from twin.cluster.faults import ClusterFault
 from twin.cluster.keda import KedaSpec
 from twin.cluster.metrics_path import Path
 from twin.cluster.nodes import Nodes
@@ -98,6 +99,7 @@ class FleetSpec:
     """Of all series."""
     obstacle: Obstacle | None = None
     updates: Sequence[Update] = ()
+    faults: Sequence[ClusterFault] = ()
     holds_requests: bool = False
     """Whether the gateway keeps requests while no pod is Ready; else it refuses them (503)."""
     start_minute: int = 0

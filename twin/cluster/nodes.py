@@ -33,6 +33,10 @@ class NodePool:
     """Nodes on their way."""
     emptied: dict[int, int] = field(default_factory=dict)
     """Node -> when it became empty last."""
+    cordoned: set[int] = field(default_factory=set)
+    """Nodes that take no pods."""
+    lost: set[int] = field(default_factory=set)
+    """Cordoned nodes that are gone with the last of their pods."""
     _made: int = 0
 
     def __post_init__(self) -> None:
@@ -48,7 +52,7 @@ class NodePool:
     def take(self, gpus: int, pods: int) -> tuple[int, ...] | None:
         """The nodes of `pods` pods with so many GPUs each, all of them or, if they do not all fit, None."""
         chosen: list[int] = []
-        free = dict(self.free)
+        free = {n: room for n, room in self.free.items() if n not in self.cordoned}
         for _ in range(pods):
             fitting = [(room, number) for number, room in free.items() if room >= gpus]
             if not fitting:
@@ -56,20 +60,23 @@ class NodePool:
             _, number = min(fitting)
             free[number] -= gpus
             chosen.append(number)
-        self.free = free
+        self.free |= free
         return tuple(chosen)
 
     def give(self, nodes: tuple[int, ...], gpus: int) -> None:
         """The pods on these nodes are gone."""
         for number in nodes:
             self.free[number] += gpus
+        for number in set(nodes) & self.lost:
+            if self.is_empty(number):
+                self.remove(number)
 
     def missing(self, waiting_pods: int, gpus: int) -> int:
         """Nodes to order now for so many pods that wait, beside those on their way."""
         each = self.spec.gpus_per_node // gpus
         if not each:
             return 0
-        room = sum(free // gpus for free in self.free.values())
+        room = sum(free // gpus for n, free in self.free.items() if n not in self.cordoned)
         needed = -(-max(0, waiting_pods - room) // each) - self.ordered
         return max(0, min(needed, self.spec.most - len(self.free) - self.ordered))
 
@@ -80,3 +87,5 @@ class NodePool:
     def remove(self, number: int) -> None:
         """The node goes away."""
         del self.free[number]
+        self.cordoned.discard(number)
+        self.lost.discard(number)

@@ -384,12 +384,29 @@ class FastReplica(Replica):
         self._catch_up(now_ps)
         return super().first_tokens(now_ps)
 
-    def kill(self, reason: str) -> None:
-        """The engine is gone now."""
-        super().kill(reason)
+    def _stop(self) -> None:
+        """Nothing happens here after now."""
+        super()._stop()
         if self._visit is not None:
             self._visit.callbacks = []
         self._ends_ps = []
+        self._early.clear()
+
+    def slow(self, factor: float) -> None:
+        """Steps that begin after now take `factor` times as long as those of a healthy engine."""
+        self.settle()
+        super().slow(factor)
+        for i, step in enumerate(self._core.in_flight):
+            if i:  # planned, and not begun
+                step.duration_ps = 0
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """Be there at the first boundary from now on."""
+        self.settle()
+        if self._ends_ps and self._over + 1 < self._visit_at:
+            self._visit_after(self._over + 1, self._now_ps)
+        super()._look_again()
 
     def _close(self, end_ps: int) -> None:
         """Nothing after `end_ps` counts."""

@@ -13,6 +13,7 @@ class Life:
     """Instants of one request, in picoseconds, until its record is written."""
 
     __slots__ = (
+        "cut",
         "deadline_ps",
         "engine",
         "estimated_wait_ps",
@@ -44,6 +45,8 @@ class Life:
         self.deadline_ps = None if total is None else arrival + total
         self.is_impatient = ttft is not None or total is not None
         """Whether its client may leave before the end."""
+        self.cut: tuple[int, str, str] | None = None
+        """When, with what outcome and why its connection broke."""
 
     def token(self, now_ps: int) -> None:
         """A token comes."""
@@ -82,14 +85,14 @@ class Life:
             self.stall_ps += max(0, now_ps - self.stalled_since_ps)
             self.stalled_since_ps = None
 
-    def left(self, now_ps: int) -> tuple[int, str] | None:
-        """When and why the client gave up, if it has by `now_ps`; a token in the very instant still counts."""
-        ends = []
+    def left(self, now_ps: int) -> tuple[int, str, str] | None:
+        """When, with what outcome and why the client left, if it has by `now_ps`; a token at that instant counts."""
+        ends = [] if self.cut is None else [self.cut]
         first, limit = self.first_token_ps, self.ttft_deadline_ps
         if limit is not None and limit <= now_ps and (first is None or first > limit):
-            ends.append((limit, "timeout:ttft"))
+            ends.append((limit, "timed_out", "timeout:ttft"))
         if self.deadline_ps is not None and self.deadline_ps < now_ps:
-            ends.append((self.deadline_ps, "timeout:total"))
+            ends.append((self.deadline_ps, "timed_out", "timeout:total"))
         return min(ends, default=None)
 
     def record(

@@ -100,7 +100,7 @@ class Replica:
         self.index = index
         self._env = env
         self._config = config
-        self._step_time = step_time
+        self._step_time = self._healthy = step_time
         self._on_record = on_record
         self._priority = EventPriority(NORMAL + index)
         self._priorities = priorities or {}
@@ -133,6 +133,8 @@ class Replica:
     @property
     def num_waiting(self) -> int:
         """Requests that wait, held ones and those not taken in yet included."""
+        if self._is_dead:
+            return len(self._lives) - self.num_running
         return len(self._core.waiting) + len(self._inbox)
 
     @property
@@ -247,6 +249,9 @@ class Replica:
                     heapq.heappush(self._leaving, (deadline_ps, request.index))
         self._lives[request.index] = life
         self._meter.arrives(life, self._now_ps)
+        if self._is_dead:
+            self._mind(life)
+            return
         self._inbox.append(request)
         self._wake_up()
 
@@ -267,16 +272,60 @@ class Replica:
         Clients that have left by then have timed out, though the engine may not have noticed yet.
         """
         end_ps = self._now_ps if end_ps is None else end_ps
-        self._close(end_ps)
+        if not self._is_dead:
+            self._close(end_ps)
         self._write_all(end_ps, None, "unfinished", "end_of_run")
 
     def kill(self, reason: str) -> None:
         """The engine is gone now: everything inside is recorded as aborted, and nothing happens here any more."""
+        self._stop()
+        self._write_all(self._now_ps, self._now_ps, "aborted", reason)
+
+    def freeze(self) -> None:
+        """The engine stops for good and nobody is told: what is inside stays, more may come, and clients leave."""
+        self._stop()
+        for life in list(self._lives.values()):
+            self._mind(life)
+
+    def disconnect(self, reason: str) -> None:
+        """The connections of all clients break now: they are aborted, which the engine notices as it does time-outs."""
         now_ps = self._now_ps
-        self._close(now_ps)
-        self._is_dead = True
-        self._alarm = None
-        self._write_all(now_ps, now_ps, "aborted", reason)
+        for life in self._lives.values():
+            life.cut, life.is_impatient = (now_ps, "aborted", reason), True
+            heapq.heappush(self._leaving, (now_ps, life.request.index))
+        if self._is_dead:
+            self._let_frozen_leave()
+        else:
+            self._look_again()
+
+    def slow(self, factor: float) -> None:
+        """Steps that begin after now take `factor` times as long as those of a healthy engine."""
+        self._step_time = self._healthy if factor == 1 else self._healthy.slowed(factor)
+
+    def _look_again(self) -> None:
+        """Somebody has left: it is seen at the first boundary from now on."""
+        if self._alarm is not None:
+            self._ring(self._alarm)
+
+    def _stop(self) -> None:
+        """Nothing happens here after now."""
+        if not self._is_dead:
+            self._close(self._now_ps)
+            self._is_dead = True
+            self._alarm = None
+
+    def _mind(self, life: Life) -> None:
+        """In a frozen engine nobody notices that a client leaves; so be there when it does."""
+        for deadline_ps in (life.ttft_deadline_ps, life.deadline_ps):
+            if deadline_ps is not None:
+                event = self._after(max(0, deadline_ps - self._now_ps))
+                event.callbacks = [lambda _: self._let_frozen_leave()]
+
+    def _let_frozen_leave(self) -> None:
+        for life in list(self._lives.values()):
+            left = life.left(self._now_ps + 1)
+            if left is not None:
+                self._write(life, *left)
 
     def _close(self, end_ps: int) -> None:
         """Nothing after `end_ps` counts."""
@@ -288,7 +337,7 @@ class Replica:
             if left is None:
                 self._write(life, finish_ps, outcome, reason)
             else:
-                self._write(life, left[0], "timed_out", left[1])
+                self._write(life, *left)
 
     def holders(self) -> str:
         """Who waits and who holds how many KV blocks, for people."""
@@ -406,7 +455,7 @@ class Replica:
         if left is None:
             self._write(life, self._now_ps, "completed", reason)
         else:
-            self._write(life, left[0], "timed_out", left[1])
+            self._write(life, *left)
 
     def _after(self, delay_ps: int) -> simpy.Event:
         """The event `delay_ps` from now. At one instant, replicas come in the order of their index."""
@@ -454,17 +503,19 @@ class Replica:
             life = self._lives.get(index)
             left = None if life is None else life.left(until_ps + 1)
             if life is not None and left is not None:
-                if index in self._core.requests:
-                    self._core.abort(life.engine, to_seconds(self._now_ps), left[1])
-                else:
+                now = to_seconds(self._now_ps)
+                if index not in self._core.requests:
                     self._inbox.remove(life.request)
-                self._write(life, left[0], "timed_out", left[1])
+                    if self.policy is not None:
+                        self._core.add(life.engine, now)
+                if index in self._core.requests:
+                    self._core.abort(life.engine, now, left[2])
+                self._write(life, *left)
 
     def _give_up(self, life: Life, reason: str) -> None:
         """The policy has aborted the request because a deadline has passed."""
         left = life.left(self._now_ps + 1)
-        finish_ps, reason = left if left is not None else (self._now_ps, reason)
-        self._write(life, finish_ps, "timed_out", reason)
+        self._write(life, *(left or (self._now_ps, "timed_out", reason)))
 
     def _write(self, life: Life, finish_ps: int | None, outcome: str, reason: str) -> None:
         self._meter.ends(life, finish_ps, outcome, reason, self._now_ps)

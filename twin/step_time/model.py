@@ -9,7 +9,7 @@ Everything is a Python int, so sums do not depend on their order: k equal decode
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import overload
 
 
@@ -70,6 +70,25 @@ class StepTime:
         if self.async_scheduling:
             return (gpu if gpu > host else host) + self.gap_ps
         return host + gpu
+
+    def slowed(self, factor: float) -> "StepTime":
+        """The same engine when everything takes `factor` times as long, each entry rounded once."""
+        num, den = factor.as_integer_ratio()
+
+        def table(entries: Sequence[int]) -> list[int]:
+            return [round(ps * factor) for ps in entries]
+
+        return replace(
+            self,
+            tokens_ps=table(self.tokens_ps),
+            sample_ps=table(self.sample_ps),
+            decode_base_ps=table(self.decode_base_ps),
+            decode_context_ps=table(self.decode_context_ps),
+            pair_num=self.pair_num * num,
+            pair_den=self.pair_den * den,
+            host_ps=table(self.host_ps),
+            gap_ps=round(self.gap_ps * factor),
+        )
 
     def padded_tokens(self, num_tokens: int) -> int:
         """Tokens the GPU computes for `num_tokens` scheduled ones: the next captured CUDA-graph size, if any."""
