@@ -99,7 +99,10 @@ def test_candidates_differ_from_the_scenario_in_one_thing(base):
     ("objectives", "name"),
     [
         ({"ONLINE": {"ttft_p99": 0.3}}, "requests that are good (attainment)"),
-        ({"ONLINE": {"ttft_p99": 60.0, "e2e_p50": 30.0}}, "the objective nearest to its limit"),
+        (
+            {"ONLINE": {"ttft_p99": 60.0, "e2e_p50": 30.0}},
+            "the objective nearest to its limit (in this run ONLINE ttft_p99)",
+        ),
         ({}, "TTFT p99 of the slowest tier"),
     ],
 )
@@ -112,6 +115,48 @@ def test_the_yardstick_fits_the_run(objectives, name):
     better = value * 1.5 if yardstick.more_is_better else value / 2
     assert yardstick.gain(value, better) == pytest.approx(0.5)
     assert yardstick.gain(value, None) == 0
+
+
+def test_more_slots_are_tried_as_far_as_they_are_legal():
+    """Twice as many would be refused: more than a step has tokens, or than the profile knows."""
+    for changes, expected in (
+        (["engine.max_num_seqs=400", "engine.max_num_batched_tokens=512"], 512),
+        (["engine.max_num_seqs=800", "engine.max_num_batched_tokens=4096"], 1024),
+        (["engine.max_num_seqs=8"], 16),
+        (["engine.max_num_seqs=512"], None),
+    ):
+        found = candidates(load_scenario(document(), changes))
+        tried = [c.override for c in found if c.override.startswith("engine.max_num_seqs=")]
+        value = int(changes[0].partition("=")[2])
+        more = [] if expected is None else [f"engine.max_num_seqs={expected}"]
+        assert tried == [*more, f"engine.max_num_seqs={value // 2}"]
+        for override in tried:
+            load_scenario(document(), [*changes, override])
+
+
+def test_ctrl_c_does_not_wait_for_the_runs_of_the_workers(tmp_path):
+    path = tmp_path / "busy.yaml"
+    path.write_text(yaml.safe_dump(BUSY), encoding="utf-8")
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "twin", "run", path, "--advise", "--jobs", "2", "--out", out]
+    long = ["--set", "traffic.0.requests=30000"]
+    process = subprocess.Popen(
+        [*command, *long], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    for _ in range(600):
+        if (out / "report.html").exists():
+            break
+        time.sleep(0.1)
+    time.sleep(2.5)
+    # To the parent alone, so that only it can end the workers.
+    process.send_signal(signal.SIGINT)
+    start = time.monotonic()
+    text, errors = process.communicate(timeout=60)
+    assert time.monotonic() - start < 8
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert "Interrupted:" in text
 
 
 def test_nothing_that_helps_is_said_so():

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from typing import Any
 
 from twin.cluster.routers import ROUTERS
@@ -39,6 +39,8 @@ class Outcome:
     change: Change
     value: float | None
     """Of the yardstick; None if it was not run, or gave nothing to measure."""
+    goodput: float | None = None
+    """Good requests per second."""
     why_not: str = ""
     """Why it was not run."""
 
@@ -67,8 +69,10 @@ def choose_yardstick(summary: Mapping[str, Any]) -> Yardstick:
     attained = _attainment(summary)
     if attained is not None and attained < 1:
         return Yardstick("requests that are good (attainment)", _attainment, share, True)
-    if _nearest(summary) is not None:
-        return Yardstick("the objective nearest to its limit", _nearest, _of_limit)
+    nearest = _nearest_name(summary)
+    if nearest is not None:
+        name = f"the objective nearest to its limit (in this run {nearest})"
+        return Yardstick(name, _nearest, _of_limit)
     return Yardstick("TTFT p99 of the slowest tier", _slowest, duration)
 
 
@@ -79,13 +83,32 @@ def _attainment(summary: Mapping[str, Any]) -> float | None:
 
 
 def _nearest(summary: Mapping[str, Any]) -> float | None:
-    judged = (found for tier in summary["objectives"].values() for found in tier.values())
-    shares = (f["value_s"] / f["limit_s"] for f in judged if f["value_s"] is not None)
-    return max(shares, default=None)
+    return max(_shares_of_limits(summary).values(), default=None)
+
+
+def _nearest_name(summary: Mapping[str, Any]) -> str | None:
+    shares = _shares_of_limits(summary)
+    return max(shares, key=lambda name: shares[name], default=None)
+
+
+def _shares_of_limits(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Tier and objective -> what the run has of its limit."""
+    return {
+        f"{tier} {name}": found["value_s"] / found["limit_s"]
+        for tier, judged in summary["objectives"].items()
+        for name, found in judged.items()
+        if found["value_s"] is not None
+    }
 
 
 def _of_limit(value: float | None) -> str:
-    return f"at {share(value)} of it"
+    return f"at {share(value)} of its limit"
+
+
+def _goodput(summary: Mapping[str, Any]) -> float | None:
+    """Good requests per second of all tiers."""
+    rates = [tier["goodput_rps"] for tier in summary["tiers"].values()]
+    return None if None in rates else sum(rates)
 
 
 def _slowest(summary: Mapping[str, Any]) -> float | None:
@@ -103,7 +126,13 @@ def candidates(scenario: Scenario) -> Iterator[Change]:
             yield Change(f"policy {name}", f"policy={name}")
     for key in ("max_num_seqs", "max_num_batched_tokens"):
         value = getattr(engine, key)
-        yield Change(f"{key} {2 * value} (from {value})", f"engine.{key}={2 * value}")
+        more = 2 * value
+        if key == "max_num_seqs":
+            # Twice as many may be beyond what the profile knows, or more than a step has tokens.
+            most = min(scenario.hardware.profile.max_num_seqs, engine.max_num_batched_tokens)
+            more = min(more, most)
+        if more > value:
+            yield Change(f"{key} {more} (from {value})", f"engine.{key}={more}")
         if value > 1:
             yield Change(f"{key} {value // 2} (from {value})", f"engine.{key}={value // 2}")
     if engine.enable_chunked_prefill and not engine.long_prefill_token_threshold:
@@ -147,7 +176,7 @@ def advise(
     yardstick = choose_yardstick(summary)
     document = scenario.to_dict()
     outcomes = list(_run_all(document, changes, yardstick, jobs, progress))
-    return _tell(changes, outcomes, yardstick, yardstick.read(summary))
+    return _tell(changes, outcomes, yardstick, yardstick.read(summary), _goodput(summary))
 
 
 def _run_all(
@@ -170,6 +199,7 @@ def _run_all(
             yield told(outcome, done)
         return
     # Not forked: the bar that shows progress has a thread.
+    others = active_children()
     pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
     try:
         left: set[Future[Outcome | None]] = {
@@ -188,6 +218,10 @@ def _run_all(
         return
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+        # After Ctrl-C, workers are in the middle of runs that nobody waits for.
+        for worker in active_children():
+            if worker not in others:
+                worker.terminate()
 
 
 def _run_one(document: dict[str, Any], change: Change, yardstick: Yardstick) -> Outcome | None:
@@ -196,16 +230,21 @@ def _run_one(document: dict[str, Any], change: Change, yardstick: Yardstick) -> 
         changed = load_scenario(document, [change.override])
         result = simulate(changed)
     except InputError as error:
-        return Outcome(change, None, str(error).splitlines()[0])
+        return Outcome(change, None, why_not=str(error).splitlines()[0])
     except KeyboardInterrupt:
         return None
     if result.interrupted:
         return None
-    return Outcome(change, yardstick.read(summarize(result)))
+    summary = summarize(result)
+    return Outcome(change, yardstick.read(summary), _goodput(summary))
 
 
 def _tell(
-    changes: list[Change], outcomes: list[Outcome], yardstick: Yardstick, before: float | None
+    changes: list[Change],
+    outcomes: list[Outcome],
+    yardstick: Yardstick,
+    before: float | None,
+    goodput: float | None,
 ) -> dict[str, Any]:
     place = {change.override: i for i, change in enumerate(changes)}
     outcomes = sorted(outcomes, key=lambda outcome: place[outcome.change.override])
@@ -226,6 +265,7 @@ def _tell(
         "interrupted": len(outcomes) < len(changes),
         "figure": yardstick.name,
         "before": before,
+        "goodput_rps": goodput,
         "best": [
             {
                 "change": outcome.change.text,
@@ -233,6 +273,7 @@ def _tell(
                 "figure": yardstick.name,
                 "before": yardstick.tell(before),
                 "after": yardstick.tell(outcome.value),
+                "goodput": f"{_rate(goodput)} to {_rate(outcome.goodput)}",
             }
             for outcome in best
         ],
@@ -241,8 +282,13 @@ def _tell(
                 "change": outcome.change.text,
                 "set": outcome.change.override,
                 "value": outcome.value,
+                "goodput_rps": outcome.goodput,
                 "not_run": outcome.why_not or None,
             }
             for outcome in outcomes
         ],
     }
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"

@@ -53,10 +53,10 @@ def render_advice(advice: Mapping[str, Any], color: bool = False) -> str:
     """Which single changes helped most, as text that ends in a newline."""
     parts: list[RenderableType] = [paragraph(advice["text"])]
     if advice["best"]:
-        made = table("Single change", "this run", "with it")
-        made.columns[0].max_width = 44
+        made = table("Single change", "this run", "with it", "good/s")
+        made.columns[0].max_width = 36
         for row in advice["best"]:
-            made.add_row(row["change"], row["before"], row["after"])
+            made.add_row(row["change"], row["before"], row["after"], row["goodput"])
         parts.append(made)
     return to_text(parts, color)
 
