@@ -4,9 +4,10 @@ Autoscaling objects stand in it as they are deployed: `hpa` is the spec of an au
 `keda` that of a ScaledObject. Times are seconds.
 """
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, Tag, field_validator, model_validator
 
 from twin.scenario_distributions import (
     ExponentialTime,
@@ -23,6 +24,19 @@ from twin.scenario_distributions import (
 Replicas = Annotated[int, Field(ge=1, le=10_000)]
 Whole = Annotated[int, Field(ge=0, le=10**6)]
 Positive = Annotated[float, Field(gt=0, le=10**9)]
+Period = Annotated[float, Field(ge=0.1, le=10**9)]
+"""Seconds between two looks. No controller looks more often than ten times a second, and each look costs the run time:
+far shorter ones would never come to its end."""
+
+
+def _off_or_period(value: float) -> float:
+    if 0 < value < 0.1:
+        raise ValueError(f"must be 0, or >= 0.1 (no component looks more often), got {value:g}")
+    return value
+
+
+PeriodOrOff = Annotated[float, Field(ge=0, le=3600), AfterValidator(_off_or_period)]
+"""As Period; 0 = not at all."""
 
 
 class TriangularTime(Section):
@@ -98,11 +112,11 @@ class ReadinessProbe(Section):
 
 
 class Probes(Section):
-    """The probes of the container; None = it has none of the kind, and without readiness a pod that runs is Ready."""
+    """The probes of the container, just those that are written: without readiness a pod that runs is Ready at once."""
 
     startup: Probe | None = None
     liveness: Probe | None = None
-    readiness: ReadinessProbe | None = ReadinessProbe(periodSeconds=5)
+    readiness: ReadinessProbe | None = None
 
 
 class Pod(Section):
@@ -151,7 +165,8 @@ class Nodes(Section):
 class Controller(Section):
     """Flags of kube-controller-manager."""
 
-    sync_period: Seconds = 15.0
+    sync_period: Period = 15.0
+    """At least 0.1 s: each look costs the run time, and no controller looks more often."""
     tolerance: Share = 0.1
     downscale_stabilization: Instant = 300.0
 
@@ -183,21 +198,50 @@ class Metrics(Section):
     """How the state of replicas reaches the autoscaler."""
 
     scrape_interval: Annotated[float, Field(ge=0.1, le=3600)] = 15.0
-    rule_interval: Annotated[float, Field(ge=0, le=3600)] = 0.0
-    """Recording rules are evaluated that often; 0 = queries look at the samples themselves."""
+    """At least 0.1 s: each scrape costs the run time, and Prometheus is not run faster."""
+    rule_interval: PeriodOrOff = 0.0
+    """Recording rules are evaluated that often, at least 0.1 s as for scrapes; 0 = queries look at the samples
+    themselves."""
     queries: dict[Name, Annotated[str, Field(min_length=1, max_length=2000)]] = Field(default={})
     """Metric of the autoscaler -> PromQL. A metric with the name of one of vLLM's needs none."""
     faults: list[Fault] = Field(default=[])
+
+
+def _as_text(value: Any) -> Any:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _pods_or_share(text: str) -> str:
+    if not re.fullmatch(r"[0-9]{1,4}%?", text):
+        raise ValueError(
+            f"must be a number of pods such as 1, or a share such as 25%, got {text!r}"
+        )
+    return text
+
+
+PodsOrShare = Annotated[str, BeforeValidator(_as_text), AfterValidator(_pods_or_share)]
+"""Kubernetes' IntOrString: 1, "1" or "25%"."""
 
 
 class RollingUpdate(Section):
     """A new revision of the deployment."""
 
     at: Instant
-    max_surge: Annotated[str, Field(pattern=r"^\d{1,4}%?$")] = "25%"
+    max_surge: PodsOrShare = "25%"
     """Pods beyond the replicas: a number, or a share, rounded up."""
-    max_unavailable: Annotated[str, Field(pattern=r"^\d{1,4}%?$")] = "25%"
-    """Pods that may be missing: a number, or a share, rounded down."""
+    max_unavailable: PodsOrShare = "25%"
+    """Pods that may be missing: a number, or a share, rounded down. Not 0 where max_surge is 0."""
+
+    @model_validator(mode="after")
+    def _moves(self) -> "RollingUpdate":
+        if {self.max_surge.rstrip("%").strip("0"), self.max_unavailable.rstrip("%").strip("0")} == {
+            ""
+        }:
+            raise ValueError(
+                "max_unavailable must not be 0 where max_surge is 0: the API server refuses it, as no pod could be "
+                f"replaced; got {self.max_surge} and {self.max_unavailable}"
+            )
+        return self
 
 
 class Ratio(Section):
@@ -209,7 +253,8 @@ class Ratio(Section):
     """Of a value for each pod."""
     target: Positive
     """Of that value, per pod."""
-    period: Seconds = 10.0
+    period: Period = 10.0
+    """Between two looks, at least 0.1 s: each costs the run time."""
     tolerance: Share = 0.1
     """Of apa."""
     max_rate: Annotated[float, Field(ge=1, le=1000)] = 2.0
@@ -231,7 +276,8 @@ class Saturation(Section):
 
     min_replicas: Annotated[int, Field(ge=0, le=10_000)] = 1
     max_replicas: Replicas
-    period: Seconds = 30.0
+    period: Period = 30.0
+    """Between two looks, at least 0.1 s: each costs the run time."""
     kv_threshold: Share = 0.8
     queue_threshold: Positive = 5.0
     spare_kv: Share = 0.1
@@ -369,7 +415,8 @@ class Cluster(Section):
     metrics: Metrics = Metrics()
     cold_start: ColdStart | None = None
     """None = without probes and an autoscaler nothing starts; else the published figures of a local NVMe disk."""
-    probes: Probes = Probes()
+    probes: Probes = Probes(readiness=ReadinessProbe(periodSeconds=5))
+    """Without this section there is one probe: readiness, every 5 s."""
     pod: Pod = Pod()
     priority_classes: list[Name] = Field(default=[])
     """PriorityClasses of the cluster beside the two it always has."""
@@ -378,7 +425,19 @@ class Cluster(Section):
     faults: list[ClusterFault] = Field(default=[])
     holds_requests: bool = False
     """Whether the gateway keeps requests while no pod is Ready; else it refuses them."""
-    start: Annotated[str, Field(pattern=r"^(Mon|Tue|Wed|Thu|Fri|Sat|Sun) \d\d:\d\d$")] = "Mon 00:00"
-    """Day and time of the week at second 0, for schedules."""
+    start: str = "Mon 00:00"
+    """Day and time of the week at second 0, for schedules: Mon to Sun in any case, and HH:MM."""
     price_per_gpu_hour: Positive | None = None
     """In any currency; None = GPU-hours only."""
+
+    @field_validator("start")
+    @classmethod
+    def _is_time_of_week(cls, text: str) -> str:
+        found = re.fullmatch(
+            r"(mon|tue|wed|thu|fri|sat|sun) ([01][0-9]|2[0-3]):[0-5][0-9]", text.lower()
+        )
+        if found is None:
+            raise ValueError(
+                f"must be a day and a time of day such as Mon 08:50, with Mon to Sun and 00:00 to 23:59, got {text!r}"
+            )
+        return text.capitalize()

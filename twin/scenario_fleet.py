@@ -3,7 +3,7 @@
 Each function takes a part of the checked document and `origin`, which knows where things were written.
 """
 
-import re
+import json
 from collections.abc import Iterator, Mapping
 from math import log
 from statistics import NormalDist
@@ -33,7 +33,7 @@ from twin.cluster.probes import Probe, Probes
 from twin.cluster.promql import Query, QueryError, parse_query
 from twin.cluster.ratio_scalers import RatioSpec
 from twin.cluster.saturation import SaturationSpec
-from twin.cluster.specs import Controller, HpaSpec
+from twin.cluster.specs import Controller, HpaSpec, MetricSpec
 from twin.scenario_faults import Origin
 from twin.step_time.catalogue import ModelSpec
 from twin.workload.sessions import Always, ExponentialTime, LognormalTime, UniformTime
@@ -98,7 +98,7 @@ def fleet_of(
             _fault(fault, i, cluster, is_cut, origin) for i, fault in enumerate(cluster.faults)
         ],
         holds_requests=cluster.holds_requests,
-        start_minute=_minute(cluster.start, origin),
+        start_minute=_minute(cluster.start),
         seed=seed,
     )
 
@@ -259,6 +259,8 @@ def _most(scaler: ScalerSpec) -> int:
 def _path(cluster: form.Cluster, scaler: ScalerSpec, origin: Origin) -> Path:
     written = cluster.metrics
     place = ("cluster", "metrics", "queries")
+    if scaler.hpa is not None:
+        _check_selectors(cluster, scaler.hpa, origin)
     asked = _asked(cluster, scaler)
     for name in written.queries:
         if name not in asked:
@@ -297,7 +299,7 @@ def _list(names: Mapping[str, Any]) -> str:
 def _asked(cluster: form.Cluster, scaler: ScalerSpec) -> dict[str, str | None]:
     """Metric that the autoscaler asks for -> the query it has by itself, None where somebody must write one."""
     if scaler.hpa is not None:
-        return {m.name: _own_query(m.name, m.is_total) for m in scaler.hpa.metrics}
+        return {m.name: _own_query(m) for m in scaler.hpa.metrics}
     if scaler.keda is not None:
         queries = (t for t in scaler.keda.triggers if isinstance(t, QueryTrigger))
         return {trigger.name: trigger.query for trigger in queries}
@@ -312,11 +314,34 @@ def _asked(cluster: form.Cluster, scaler: ScalerSpec) -> dict[str, str | None]:
     return {}
 
 
-def _own_query(name: str, is_total: bool) -> str | None:
+def _own_query(metric: MetricSpec) -> str | None:
+    """As prometheus-adapter asks: the labels of the metric's selector become matchers of the series."""
+    name = metric.name
     known = name if is_exported(name) else name.replace("vllm_", "vllm:", 1)
     if not is_exported(known):
         return None
-    return f"sum({known})" if is_total else known
+    matchers = ",".join(f"{label}={json.dumps(value)}" for label, value in metric.selector)
+    series = f"{known}{{{matchers}}}" if matchers else known
+    return f"sum({series})" if metric.is_total else series
+
+
+def _check_selectors(cluster: form.Cluster, hpa: HpaSpec, origin: Origin) -> None:
+    """Refuse selectors that cannot become part of the metric's query."""
+    seen: dict[str, tuple[tuple[str, str], ...]] = {}
+    for i, metric in enumerate(hpa.metrics):
+        place = ("cluster", "hpa", "metrics", i)
+        if metric.selector and metric.name in cluster.metrics.queries:
+            origin.fail(
+                place,
+                f"selector: cluster.metrics.queries has a query of its own for {metric.name}; write the labels into it "
+                "and leave the selector out",
+            )
+        if seen.setdefault(metric.name, metric.selector) != metric.selector:
+            origin.fail(
+                place,
+                f"selector: {metric.name} is there twice with different selectors; give one of them another name and "
+                "a query under cluster.metrics.queries",
+            )
 
 
 # --- pods ---------------------------------------------------------------------------------
@@ -449,13 +474,10 @@ def _share(text: str) -> int | float:
     return int(text[:-1]) / 100 if text.endswith("%") else int(text)
 
 
-def _minute(text: str, origin: Origin) -> int:
-    found = re.fullmatch(r"(\w+) (\d\d):(\d\d)", text)
-    assert found is not None
-    hour, minute = int(found[2]), int(found[3])
-    if hour > 23 or minute > 59:
-        origin.fail(("cluster", "start"), f"must be a time of day such as 08:50, got {text!r}")
-    return (_DAYS.index(found[1]) * 24 + hour) * 60 + minute
+def _minute(text: str) -> int:
+    """The minute of the week of a checked `cluster.start`."""
+    day, _, time = text.partition(" ")
+    return (_DAYS.index(day) * 24 + int(time[:2])) * 60 + int(time[3:])
 
 
 # --- what is probably not meant -----------------------------------------------------------

@@ -186,7 +186,7 @@ def test_a_burst_shorter_than_a_cold_start_is_over_when_help_comes():
 
 def test_a_crash_loop():
     """Liveness at 60 s, three times 30 s: a start of 150 s never ends, and the restarts back off."""
-    probes = {"liveness": {"initialDelaySeconds": 60, "periodSeconds": 30}}
+    probes = {"liveness": {"initialDelaySeconds": 60, "periodSeconds": 30}, "readiness": {}}
     cluster = {"cold_start": start(150, initial="cold"), "probes": probes}
     result = run(fleet(cluster, rates((0, 1), duration=900)))
     killed = [e.at_ps / PS for e in result.fleet.log.events if e.kind == "killed"]

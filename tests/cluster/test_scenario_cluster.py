@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from tests.cluster.test_fleet import SCALED, fleet, hpa, start
-from tests.runs import document
+from tests.runs import document, run
 from twin.clock import PS
 from twin.cluster.objects import write_hpa, write_scaled_object
 from twin.cluster.promql import parse_query
@@ -81,7 +81,7 @@ def test_objects_in_files(tmp_path):
         ({"controller": {"tolerance": 0.2}}, "changes nothing without hpa or keda"),
         ({"metrics": {"scrape_interval": 5}}, "changes nothing without an autoscaler"),
         ({"start": "Tue 08:00"}, "changes nothing without keda"),
-        ({"keda": {"triggers": [TRIGGER]}, "start": "Tue 25:00"}, "must be a time of day"),
+        ({"keda": {"triggers": [TRIGGER]}, "start": "Tue 25:00"}, "must be a day and a time of day"),
         ({"apa": {"max_replicas": 3, "target": 1, "stable_window": 9}}, "only kpa has windows"),
         ({"kpa": {"max_replicas": 3, "target": 1, "tolerance": 0.5}}, "only apa has a tolerance"),
         ({"kpa": {"max_replicas": 3, "min_replicas": 4, "target": 1}}, "must be <= max_replicas"),
@@ -96,6 +96,17 @@ def test_objects_in_files(tmp_path):
         ({"cold_start": start(-1)}, "must be >= 0"),
         ({"cold_start": {"phases": {"weights": {"triangular": [3, 2, 1]}}}}, "must ascend"),
         ({"rolling_updates": [{"at": 5, "max_surge": "25 %"}]}, "max_surge"),
+        ({"rolling_updates": [{"at": 5, "max_surge": True}]}, "must be text"),
+        ({"rolling_updates": [{"at": 5, "max_surge": "0", "max_unavailable": "0"}]}, "the API server refuses it"),
+        ({"rolling_updates": [{"at": 5, "max_surge": 0, "max_unavailable": "00%"}]}, "the API server refuses it"),
+        ({"keda": {"triggers": [TRIGGER]}, "start": "Mon 24:00"}, "must be a day and a time of day such as Mon 08:50"),
+        ({"hpa": hpa(), "controller": {"sync_period": 1e-9}}, "sync_period: must be >= 0.1"),
+        ({"kpa": {"max_replicas": 3, "target": 5, "period": 0.09}}, "kpa.period: must be >= 0.1"),
+        ({"apa": {"max_replicas": 3, "target": 5, "period": 1e-9}}, "apa.period: must be >= 0.1"),
+        ({"saturation": {"max_replicas": 3, "period": 1e-9}}, "saturation.period: must be >= 0.1"),
+        ({"hpa": hpa(), "metrics": {"scrape_interval": 1e-9}}, "scrape_interval: must be >= 0.1"),
+        ({"hpa": hpa(), "metrics": {"rule_interval": 1e-9}}, "rule_interval: must be 0, or >= 0.1"),
+        ({"keda": {"pollingInterval": 0.01, "triggers": [TRIGGER]}}, "pollingInterval: must be a whole number from 1"),
         ({"probes": {"readiness": {"failureThreshold": 5}}}, "unknown key"),
     ],
 )  # fmt: skip
@@ -123,6 +134,7 @@ def test_more_replicas_than_memory_holds():
         ({"probes": {"liveness": {"periodSeconds": 10}}, "cold_start": start(90)}, "crash in a loop"),
         ({"pod": {"shutdown_timeout": 60}}, "the grace period ends after 30 s"),
         ({"probes": {"readiness": None}}, "Ready before its server answers"),
+        ({"probes": {}}, "Ready before its server answers"),
     ],
 )  # fmt: skip
 def test_what_is_probably_not_meant(cluster, told):
@@ -148,3 +160,56 @@ def test_times_and_shares():
     assert spec.start_minute == 2 * 24 * 60 + 8 * 60 + 50
     (update,) = spec.updates
     assert (update.at_ps, update.max_surge, update.max_unavailable) == (7.5 * PS, 0.3, 2)
+
+
+def test_probes_are_those_that_are_written():
+    for cluster, period_ps in (
+        ({"cold_start": {}}, 5 * PS),
+        ({"probes": {"readiness": {}}}, 10 * PS),
+        ({"probes": {"startup": {}}}, None),
+    ):
+        readiness = load_scenario(fleet(cluster)).cluster.fleet.probes.readiness
+        assert (readiness and readiness.period_ps) == period_ps
+
+
+def test_whole_numbers_and_days_in_any_case():
+    cluster = {
+        "keda": {"triggers": [TRIGGER]},
+        "start": "sUN 23:59",
+        "rolling_updates": [{"at": 1, "max_surge": 1, "max_unavailable": 0}],
+    }
+    scenario = load_scenario(fleet(cluster))
+    spec = scenario.cluster.fleet
+    assert spec.start_minute == 7 * 24 * 60 - 1
+    assert (spec.updates[0].max_surge, spec.updates[0].max_unavailable) == (1, 0)
+    assert load_scenario(scenario.to_dict()).cluster == scenario.cluster
+
+
+def with_selector(labels, kind="Pods"):
+    document = hpa(kind=kind)
+    section = next(v for v in document["metrics"][0].values() if isinstance(v, dict))
+    section["metric"] = section["metric"] | {"selector": {"matchLabels": labels}}
+    return document
+
+
+def test_a_selector_of_a_metric_chooses_its_series():
+    """A label that the series have with another value finds nothing, and the HPA stands still."""
+    wanted = {}
+    for kind in ("Pods", "External"):
+        for engine in ("0", "7"):
+            cluster = SCALED | {"hpa": with_selector({"engine": engine}, kind)}
+            log = run(fleet(cluster), "run.until=120").fleet.log
+            wanted[kind, engine] = [bool(look.error) for look in log.looks]
+    assert wanted["Pods", "7"]
+    assert all(wanted["Pods", "7"])
+    assert all(wanted["External", "7"])
+    assert not all(wanted["Pods", "0"])
+    assert not all(wanted["External", "0"])
+
+
+def test_selectors_that_are_refused():
+    document = with_selector({"engine": "0"})
+    query = {"queries": {"vllm:num_requests_waiting": "vllm:num_requests_running"}}
+    assert "write the labels into it" in refused({"hpa": document, "metrics": query})
+    twice = document | {"metrics": [*document["metrics"], *hpa()["metrics"]]}
+    assert "twice with different selectors" in refused({"hpa": twice})
