@@ -174,7 +174,7 @@ FALLING = ("traffic.0.arrivals.rate={steps: [[0, 60], [3, 4]]}", "traffic.0.requ
 SCALED = (HPA, *WATCHED, "cluster.controller.sync_period=0.2")
 BY_KEDA = (KEDA, *WATCHED, "cluster.controller.sync_period=0.2")
 COLD = ("cluster.cold_start.initial=cold", "cluster.probes.readiness.periodSeconds=5",
-        "cluster.holds_requests=true", "run.until=400")
+        "cluster.holds_requests=true", "run.until=400")  # fmt: skip
 PHASED = (
     "cluster.cold_start.initial=cold",
     f"cluster.cold_start.phases={ZERO}",
@@ -372,7 +372,7 @@ FLEET = {
         base=(*TWO, *QUICK, "cluster.pod.shutdown_timeout=20", RECLAIM),
     ),
     "cluster.holds_requests": Case(
-        "cluster.holds_requests=true", base=("cluster.cold_start.initial=cold", "run.until=400")  # fmt: skip
+        "cluster.holds_requests=true", base=("cluster.cold_start.initial=cold", "run.until=400")
     ),
     "cluster.start": Case("cluster.start='Mon 12:00'", base=BY_KEDA),
     "cluster.price_per_gpu_hour": Case("cluster.price_per_gpu_hour=2", "summary"),
