@@ -156,7 +156,7 @@ clean:
 # The empty files base, dev and ready are newer than what was installed from.
 .venv/base: pyproject.toml | .venv/bin/python
 	@echo "installing into .venv"
-	@$(call pip,$(BIN)/python,-e .)
+	@$(call pip,$(BIN)/python,-e ".[report]")
 	@touch $@
 
 .venv/dev: pyproject.toml | .venv/bin/python

@@ -101,7 +101,7 @@ def test_candidates_differ_from_the_scenario_in_one_thing(base):
         ({"ONLINE": {"ttft_p99": 0.3}}, "requests that are good (attainment)"),
         (
             {"ONLINE": {"ttft_p99": 60.0, "e2e_p50": 30.0}},
-            "the objective nearest to its limit (in this run ONLINE ttft_p99)",
+            "the objective nearest to its limit (in this run ONLINE e2e_p50)",
         ),
         ({}, "TTFT p99 of the slowest tier"),
     ],

@@ -212,6 +212,28 @@ def test_an_explanation_beside_json_goes_to_stderr(twin, scenario):
     assert "No decision is known" in err
 
 
+def test_an_index_that_cannot_be_is_refused_before_the_run(twin, scenario, monkeypatch):
+    def no_run(*arguments, **options):
+        raise AssertionError("it runs")
+
+    monkeypatch.setattr("twin.simulation.simulate", no_run)
+    open_end = ["--set", "traffic.0.requests=null", "--set", "traffic.0.duration=1"]
+    for index, changes, words in (
+        (60, [], "the traffic has at most 60 requests, numbered from 0"),
+        (-1, open_end, "numbers begin at 0"),
+    ):
+        status, _, err = twin("run", scenario, "--explain-request", index, *changes)
+        assert (status, words in err) == (2, True)
+    with pytest.raises(AssertionError, match="it runs"):
+        twin("run", scenario, "--explain-request", 59)
+
+
+def test_an_index_that_the_run_did_not_have_is_refused(twin, scenario):
+    changes = ["--set", "traffic.0.requests=null", "--set", "traffic.0.duration=1"]
+    status, _, err = twin("run", scenario, "--explain-request", 1000, *changes)
+    assert (status, "--explain-request 1000: the run had " in err) == (2, True)
+
+
 def test_a_request_that_was_not_there_cannot_be_explained(twin, scenario):
     status, _, err = twin("run", scenario, "--explain-request", 60)
     assert status == 2

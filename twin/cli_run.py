@@ -1,6 +1,7 @@
 """`twin run`: simulate a scenario, say how it went, and leave the result in files."""
 
 import os
+from collections.abc import Iterable
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -97,8 +98,8 @@ def run(
         typer.Option(
             "--explain-request",
             metavar="INDEX",
-            help="Say after the run what was decided about this request, the first being 0. "
-            "May be repeated.",
+            help="Say after the run what was decided about this request, the first being 0. Uses the stepped "
+            "engine, which is slower. May be repeated.",
         ),
     ] = None,
 ) -> None:
@@ -122,6 +123,7 @@ def run(
         loaded = load_scenario(scenario, changes, seed)
         if not loaded.run.records:
             _check_no_records(records, explain)
+        _check_indices(explain or (), _most_requests(loaded), "the traffic has at most")
         written = None if out is None else files_in(out)
         keep_apart(
             {"--records": records, "--openmetrics": openmetrics, "--out": written}, loaded.files
@@ -136,6 +138,7 @@ def run(
         with progress_bar() as update:
             progress = None if update is None else partial(_tell, update)
             result = simulate(loaded, progress, strict, explain or (), observe, on_block=on_block)
+        _check_indices(explain or (), result.tally().requests, "the run had")
         summary = summarize(result)
         lives = [render_decisions(result, index) for index in explain or ()]
         if records is not None:
@@ -188,6 +191,23 @@ def _check_no_records(records: Path | None, explain: list[int] | None) -> None:
                 f"{option}: no record of single requests is kept (run.records is false); leave out {option}, or keep "
                 "records"
             )
+
+
+def _most_requests(loaded: Any) -> int | None:
+    """As many requests as come at most; None if only the run tells."""
+    most = [stream.requests for stream in loaded.traffic]
+    return None if None in most else sum(most)
+
+
+def _check_indices(indices: Iterable[int], most: int | None, words: str) -> None:
+    for index in indices:
+        if index < 0 or (most is not None and index >= most):
+            had = (
+                "numbers begin at 0"
+                if most is None
+                else f"{words} {most:,} requests, numbered from 0"
+            )
+            raise InputError(f"--explain-request {index}: {had}")
 
 
 def _instant(text: str) -> float:

@@ -260,6 +260,7 @@ def _estimated(summary: Mapping[str, Any]) -> str:
     """How far the queue time was off that the twin told each request at its arrival."""
     told = [
         f"{tier} +-{duration(found['mean_abs_s'])} of {duration(found['wait_mean_s'])}"
+        + (", not reliable here" if found["mean_abs_s"] > found["wait_mean_s"] else "")
         for tier, found in summary["estimated_wait"].items()
         if found["samples"]
     ]
