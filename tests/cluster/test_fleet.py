@@ -13,6 +13,7 @@ from twin.errors import InputError
 from twin.report.html import render_html
 from twin.report.json_summary import summarize
 from twin.report.openmetrics import write_openmetrics
+from twin.report.scaling import _troubles
 from twin.report.tables import render
 from twin.scenario import load_scenario
 from twin.simulation import NoProgressError, simulate
@@ -194,6 +195,11 @@ def test_a_crash_loop():
     assert counts(result)["completed"] == 0
     assert {r.reason for r in result.records} == {"no_ready_pod"}
     assert any("crash in a loop" in text for text in result.warnings)
+    told = summarize(result)["fleet"]
+    assert told["restarts"] == told["events"]["killed"]
+    late = [e for e in result.fleet.log.events if e.kind == "killed"]
+    assert len(late) >= told["restarts"]
+    assert "starts again" not in told["killed"]
     cured = probes | {"startup": {"periodSeconds": 10, "failureThreshold": 30}}
     healed = run(fleet(cluster | {"probes": cured}, rates((0, 1), duration=900)))
     assert healed.fleet.pods[0].restarts == 0
@@ -250,11 +256,34 @@ def test_nodes_bound_what_can_start():
     ready = max(step.ready for step in result.fleet.log.steps)
     wanted = max(step.wanted for step in result.fleet.log.steps)
     assert (ready, wanted) == (2, 6)
+    pending = [e for e in result.fleet.log.events if e.kind == "pending"]
+    assert [e.pod for e in pending] == [2, 3, 4, 5]
+    told = summarize(result)["fleet"]
+    assert told["obstacle"] is None
+    assert told["pending"] == {
+        "pods": 4,
+        "never_placed": 4,
+        "why": "Insufficient nvidia.com/gpu: 6 wanted, 2 there",
+    }
+    assert "4 pods Pending: Insufficient nvidia.com/gpu: 6 wanted, 2 there" in " ".join(
+        _troubles(told)
+    )
     growing = cluster | {"nodes": {"gpus": 2, "initial": 1, "max": 3, "provision": 100}}
     more = run(fleet(growing, BURST))
     assert max(step.ready for step in more.fleet.log.steps) == 6
     nodes = [e.at_ps / PS for e in more.fleet.log.events if e.kind == "node"]
     assert nodes[0] - changes(more)[0][0] == pytest.approx(100)
+    assert summarize(more)["fleet"]["pending"]["never_placed"] == 0
+
+
+def test_ready_of_a_decision_is_from_before_it():
+    cluster = {"hpa": hpa(most=3), "cold_start": start(1), "probes": {"readiness": None}}
+    result = run(fleet(cluster, BURST))
+    decisions = summarize(result)["fleet"]["decisions"]
+    down = [row for row in decisions if row["to"] < row["from"]]
+    assert down
+    assert all(row["ready"] == row["from"] for row in down)
+    assert decisions[0]["ready"] == decisions[0]["from"] == 1
 
 
 def test_replicas_are_not_pods(tmp_path):

@@ -6,6 +6,7 @@ its server answers until it is gone. Control loops (scrapes, the autoscaler) end
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -146,6 +147,7 @@ class Fleet:
                 nodes = self._nodes.take(template.gpus, template.pods_per_replica)
             if nodes is None:
                 left += 1
+                self._tell_pending(pod)
                 continue
             pod.placed_ps, pod.nodes = self._now_ps, nodes
             if self._has_begun or self._spec.starts_cold:
@@ -157,6 +159,17 @@ class Fleet:
                 self._nodes.ordered += 1
                 assert self._node_draws is not None
                 self._at(self._node_draws(), self._node_comes)
+
+    def _tell_pending(self, pod: FleetPod) -> None:
+        """Said once of a pod: no node has room for it."""
+        if pod.is_pending_told or self._nodes is None:
+            return
+        pod.is_pending_told = True
+        template = self._spec.template
+        present = sum(not p.is_deleted for p in self._live)
+        wanted = present * template.gpus * template.pods_per_replica
+        why = f"Insufficient nvidia.com/gpu: {wanted} wanted, {self._nodes.num_gpus} there"
+        self.log.event(self._now_ps, pod.number, "pending", why)
 
     def _node_comes(self) -> None:
         assert self._nodes is not None
@@ -221,7 +234,7 @@ class Fleet:
         if now_ps - pod.running_ps >= BACKOFF_RESET_PS:
             pod.restarts_in_row = 0
         wait_ps = backoff_ps(pod.restarts_in_row)
-        pod.restarts += 1
+        pod.kills_ps.append(now_ps)
         pod.restarts_in_row += 1
         self.log.event(
             now_ps, pod.number, "killed", f"{why}; starts again after {wait_ps / PS:g} s"
@@ -446,7 +459,7 @@ class Fleet:
             ready,
             partial(self._scraper.ask, now_ps=now_ps),
         )
-        look = self._scaler.look(loop, view)
+        look = replace(self._scaler.look(loop, view), ready=ready)
         self.log.look(look)
         if look.desired != self._wanted:
             self._wanted = look.desired

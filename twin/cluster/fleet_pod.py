@@ -87,7 +87,10 @@ class FleetPod:
     gone_ps: int | None = None
     lags: bool = False
     """Deleted, but requests still come."""
-    restarts: int = 0
+    kills_ps: list[int] = field(default_factory=list)
+    """When its container was killed."""
+    is_pending_told: bool = False
+    """Whether its want of GPUs is in the log."""
     restarts_in_row: int = 0
     attempt: int = 0
     """Events of an earlier start find another number and do nothing."""
@@ -168,7 +171,7 @@ class FleetPod:
             self.running_ps is not None,
             self.ready_since_ps,
             self.nodes[0] if self.nodes else None,
-            self.restarts,
+            len(self.kills_ps),
         )
 
     def gpu_time(self, gpus: int, end_ps: int) -> GpuTime:
@@ -204,7 +207,7 @@ class FleetPod:
             self.first_ready_ps,
             self.deleted_ps,
             self.gone_ps,
-            self.restarts,
+            sum(at_ps <= end_ps for at_ps in self.kills_ps),
             self.completed_before + self.completed,
             self.gpu_time(gpus, end_ps),
         )

@@ -49,6 +49,11 @@ class NodePool:
         self.free[number] = self.spec.gpus_per_node
         return number
 
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of the nodes that are there and take pods."""
+        return self.spec.gpus_per_node * len(self.free.keys() - self.cordoned)
+
     def take(self, gpus: int, pods: int) -> tuple[int, ...] | None:
         """The nodes of `pods` pods with so many GPUs each, all of them or, if they do not all fit, None."""
         chosen: list[int] = []

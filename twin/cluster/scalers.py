@@ -66,6 +66,8 @@ class Look:
     """Metric -> replicas that it alone asks for; None = it could not be read."""
     error: str | None = None
     """A metric that could not be read."""
+    ready: int = 0
+    """Pods that were Ready when it looked, before what it decided."""
 
 
 class Scaler(Protocol):

@@ -83,9 +83,10 @@ def fleet_of(result: Result) -> dict[str, Any] | None:
         "calmer": _calmer(result, changes),
         "after_last_arrival": _afterwards(result),
         "events": kinds,
-        "obstacle": next((e.text for e in log.events if e.kind in ("rejected", "pending")), None),
-        "killed": next((e.text for e in log.events if e.kind == "killed"), None),
-        "decisions": [_decision(look, steps) for look in changes[:DECISIONS_KEPT]],
+        "obstacle": _obstacle(result),
+        "pending": _pending(fleet, end_ps),
+        "killed": next((_why_killed(e.text) for e in log.events if e.kind == "killed"), None),
+        "decisions": [_decision(look) for look in changes[:DECISIONS_KEPT]],
         "decisions_left_out": max(0, len(changes) - DECISIONS_KEPT),
         "steps": [
             {"at_s": to_seconds(s.at_ps), "wanted": s.wanted, "present": s.present, "ready": s.ready,
@@ -93,6 +94,31 @@ def fleet_of(result: Result) -> dict[str, Any] | None:
             for s in steps
         ],
     }  # fmt: skip
+
+
+def _obstacle(result: Result) -> str | None:
+    """What kept every pod from starting."""
+    spec = result.scenario.cluster.fleet
+    return None if spec is None or spec.obstacle is None else spec.obstacle.why
+
+
+def _pending(fleet: FleetHistory, end_ps: int) -> dict[str, Any] | None:
+    """Pods that waited for GPUs, those that never got any, and the figures of the last one; None if none waited."""
+    told = [
+        e
+        for e in fleet.log.events
+        if e.kind == "pending" and e.at_ps <= end_ps and e.text.startswith("Insufficient ")
+    ]
+    if not told:
+        return None
+    waited = {e.pod for e in told}
+    placed = {p.number for p in fleet.pods if p.placed_ps is not None and p.placed_ps <= end_ps}
+    return {"pods": len(waited), "never_placed": len(waited - placed), "why": told[-1].text}
+
+
+def _why_killed(text: str) -> str:
+    """Without the back-off, which is another one each time."""
+    return text.partition("; starts again after ")[0]
 
 
 def _calmer(result: Result, changes: Sequence[Look]) -> dict[str, Any] | None:
@@ -171,14 +197,13 @@ def reversals(looks: Sequence[Look]) -> int:
     return sum(a != b for a, b in pairwise(ways))
 
 
-def _decision(look: Look, steps: Sequence[Counts]) -> dict[str, Any]:
-    ready = next((s.ready for s in reversed(steps) if s.at_ps <= look.at_ps), 0)
+def _decision(look: Look) -> dict[str, Any]:
     return {
         "at_s": to_seconds(look.at_ps),
         "scaler": look.scaler,
         "from": look.current,
         "to": look.desired,
-        "ready": ready,
+        "ready": look.ready,
         "proposed": look.proposed,
         "stabilized": look.stabilized,
         "limit": look.limit or None,
@@ -242,6 +267,11 @@ def _replicas_text(fleet: Mapping[str, Any]) -> str:
 def _troubles(fleet: Mapping[str, Any]) -> Iterator[str]:
     if fleet["obstacle"]:
         yield f"pods that never appear: {fleet['obstacle']}"
+    if fleet["pending"]:
+        pending = fleet["pending"]
+        pods, never = pending["pods"], pending["never_placed"]
+        how = "never placed" if never == pods else f"{count(never)} of them never placed"
+        yield f"{count(pods)} pods Pending: {pending['why']}; {how}"
     if fleet["restarts"]:
         yield f"{count(fleet['restarts'])} containers were killed: {fleet['killed']}"
     if fleet["looks_with_an_error"]:
