@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from twin.metrics.estimated_wait import wait_errors
 from twin.metrics.policy_statistics import COUNTS, MAXIMA, merge_policy_stats
 from twin.metrics.records import LATENCIES
+from twin.report.charts import _mark_limits, ticks_of
 from twin.report.json_summary import objectives_missed
 from twin.report.tables import WIDTH, render
 from twin.report.texts import count, duration, limit, share
@@ -308,3 +309,19 @@ def test_shares_never_round_to_all_or_nothing(fraction, shown):
 
 def test_counts_have_separators():
     assert count(1234567) == "1,234,567"
+
+
+@given(st.floats(1e-4, 1e3), st.floats(1.0, 1e4))
+def test_every_axis_of_times_has_labels_in_its_range(low, times):
+    """Two ticks at least, for however narrow a range, and no more than fit."""
+    high = low * times
+    ticks = ticks_of(low, high)
+    seen = [tick for tick in ticks if low * 0.85 <= tick <= high * 1.15]
+    assert 2 <= len(seen) <= 16
+    assert ticks == sorted(set(ticks))
+
+
+def test_the_name_of_a_limit_at_the_left_edge_lies_right_of_it():
+    figure = {"data": [{"x": [0.1, 1.0, 10.0]}], "layout": {}}
+    _mark_limits(figure, [(0.11, "A", "red"), (5.0, "B", "red")])
+    assert [note["xanchor"] for note in figure["layout"]["annotations"]] == ["left", "right"]

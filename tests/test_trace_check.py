@@ -371,3 +371,22 @@ def test_formats_are_listed_with_what_they_hold():
     text = render_formats()
     assert all(name in text for name in data)
     assert max(map(len, text.splitlines())) <= WIDTH
+
+
+@pytest.mark.parametrize(
+    ("header", "missing", "hint"),
+    [
+        ("TIMESTAMP,ContextTokens,generatedtokens", "GeneratedTokens", "by 'generatedtokens'?"),
+        ("TIMESTAMP,ContextTokens", "GeneratedTokens", None),
+        ("timestamp,ContextTokens,GeneratedTokens", "TIMESTAMP", "by 'timestamp'?"),
+        ("TIMESTAMP,ContextTokens,GeneratedToken", "GeneratedTokens", "by 'GeneratedToken'?"),
+    ],
+)
+def test_a_hint_never_proposes_a_column_that_is_needed_itself(tmp_path, header, missing, hint):
+    path = tmp_path / "t.csv"
+    path.write_text(header + "\n1,2,3\n", encoding="utf-8")
+    found, _ = check_trace(str(path), "azure")
+    told = json.dumps(found["malformed"])
+    assert f"no column '{missing}'" in told
+    assert ("did you mean it" in told) == (hint is not None)
+    assert hint is None or hint in told

@@ -37,7 +37,10 @@ def bursty(process, rate, seed):
 
 
 def test_the_same_rate_in_bursts_waits_longer():
-    """inference-sim/inference-sim#818: CV 3 against Poisson, three seeds, load 0.3 to 0.9 of 31 requests/s."""
+    """inference-sim/inference-sim#818: CV 3 against Poisson, three seeds, loads 0.3, 0.6 and 0.9 of 31 requests/s.
+
+    The mean TTFT is more than twice as long at each of these loads, 3 to 4.5 times on their geometric mean.
+    """
     ratios = []
     for load in (0.3, 0.6, 0.9):
         even, clumped = (

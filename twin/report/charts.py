@@ -4,6 +4,7 @@ Colours are names of the page's CSS variables ("var(--slots)"): the page puts th
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import ceil, floor, log10
 from typing import Any
 
 import numpy as np
@@ -234,9 +235,7 @@ def _scale(figure: Figure) -> None:
     values = [x for trace in figure["data"] for x in trace["x"] if x > 0]
     if not values:
         return
-    low, high = np.log10(min(values)), np.log10(max(values))
-    digits = (1, 2, 5) if high - low < 2 else (1,)
-    ticks = [digit * 10.0**n for n in range(-6, 8) for digit in digits]
+    ticks = ticks_of(min(values), max(values))
     figure["layout"]["hovermode"] = "closest"
     figure["layout"]["xaxis"] |= {
         "type": "log", "tickvals": ticks, "ticktext": [limit_text(tick) for tick in ticks],
@@ -246,8 +245,27 @@ def _scale(figure: Figure) -> None:
         trace["hovertemplate"] = "%{y:.4g} % within %{text}"
 
 
+def ticks_of(low: float, high: float) -> list[float]:
+    """Round values for a logarithmic axis, at least two of them within or beside any range of positive values."""
+    if high > 3 * low:
+        digits = (1, 2, 5) if high < 100 * low else (1,)
+        return [digit * 10.0**n for n in range(-6, 8) for digit in digits]
+    # Between 1 and 2 or 2 and 5 there might be none: steps as on a linear axis.
+    span = max(high - low, 0.1 * high)
+    size = 10.0 ** floor(log10(span / 3))
+    step = next(digit * size for digit in (5, 2, 1) if 3 * digit * size <= span)
+    first = floor(low / step)
+    last = max(ceil(high / step), first + 1)
+    return [float(f"{k * step:.6g}") for k in range(first, last + 1) if k > 0]
+
+
 def _mark_limits(figure: Figure, limits: Sequence[tuple[float, str, str]]) -> None:
     layout = figure["layout"]
+    values = [x for trace in figure["data"] for x in trace["x"] if x > 0]
+    # Left of a line that stands at the left edge, its name would lie over the axis.
+    right_of = (
+        min(values, default=0.0) * (max(values, default=1.0) / min(values, default=1.0)) ** 0.2
+    )
     layout["shapes"] = [
         {
             "type": "line", "x0": limit, "x1": limit, "yref": "paper", "y0": 0, "y1": 1,
@@ -258,7 +276,8 @@ def _mark_limits(figure: Figure, limits: Sequence[tuple[float, str, str]]) -> No
     layout["annotations"] = [
         {
             "x": float(np.log10(limit)), "yref": "paper", "y": 0.02, "text": f"limit {name}",
-            "showarrow": False, "textangle": -90, "xanchor": "right", "yanchor": "bottom",
+            "showarrow": False, "textangle": -90,
+            "xanchor": "left" if limit < right_of else "right", "yanchor": "bottom",
             "font": {"color": color, "size": 11},
         }
         for limit, name, color in limits

@@ -20,9 +20,6 @@ from twin.simulation import Result
 EVENTS_LISTED = 50
 """Preemptions listed one by one; events.jsonl has all."""
 
-CLAIMED_WASTE = 0.4
-"""Share of the KV cache that is sometimes said to be lost in part-filled pages."""
-
 USE_NAMES = {
     "useful": "useful work",
     "recomputed": "computed again after a preemption",
@@ -322,7 +319,7 @@ def _pages(summary: Mapping[str, Any]) -> str:
     text = (
         f"Of the whole KV cache {share(engine['kv_usage_mean'])} was in use while the engines worked, and "
         f"{share(engine['kv_waste_mean'])} was held but empty: the part of each request's last page that no token "
-        f"fills yet. (One can read that paging wastes {CLAIMED_WASTE:.0%}; here it is this.)"
+        "fills yet."
     )
     head = ["Prompt", "running at once", "token slots each", "of them empty", "empty"]
     return f"<p>{escape(text)}</p>" + _table(head, rows)

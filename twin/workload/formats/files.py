@@ -183,7 +183,9 @@ def _positions(header: list[str], columns: tuple[str, ...]) -> dict[str, int]:
     names = [name.strip() for name in header]
     missing = [name for name in columns if name not in names]
     if missing:
-        near = get_close_matches(missing[0], names, n=1)
+        # A column that is another one's already is no candidate, and case matters only in the header.
+        free = {name.lower(): name for name in reversed(names) if name not in columns}
+        near = [free[name] for name in get_close_matches(missing[0].lower(), list(free), n=1)]
         hint = f"; did you mean it by {near[0]!r}?" if near else ""
         found = ", ".join(repr(name[:40]) for name in names[:8])
         raise MalformedError(
