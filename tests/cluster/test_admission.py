@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.cluster.test_fleet import hpa, rates
 from tests.runs import document, flat_profile, run, stream
 from tests.test_queueing import STEP_PS, server, waits
 from twin.clock import PS
@@ -291,6 +292,20 @@ def storm(retries, admission=None, until=240):
     )  # fmt: skip
     cluster = {"retries": retries} | ({"admission": admission} if admission else {})
     return run(document(traffic=[chat], cluster=cluster, run={"until": until}))
+
+
+def test_a_limit_as_low_as_the_slots_blinds_an_autoscaler_of_queues():
+    """What waits at the gateway waits in no engine, and the HPA sees engines."""
+    most = {}
+    for inside in (8, 20):
+        cluster = {
+            "hpa": hpa(most=3, target="5"),
+            "admission": {"max_inflight_per_replica": inside, "max_queue": 5},
+        }
+        result = run(document(traffic=[rates((0, 30), duration=60)], cluster=cluster))
+        most[inside] = max(look.desired for look in result.fleet.log.looks)
+        assert reasons(result)["queue_full"] > 100
+    assert most == {8: 1, 20: 3}
 
 
 EAGER = {"attempts": 50, "backoff": 0.2, "multiplier": 1, "outcomes": ["timed_out", "refused"]}
