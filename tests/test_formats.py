@@ -3,6 +3,7 @@
 import gzip
 import json
 import sys
+import zlib
 from fractions import Fraction
 
 import pytest
@@ -612,3 +613,33 @@ def test_places_name_the_row_of_a_table():
     fault = Fault(3, "tokens", "problem")
     assert place("t", burstgpt.FORMAT, fault) == "t line 3: problem"
     assert place("t", parquet.FORMAT, fault) == "t row 3: problem"
+
+
+LINE_OF = '{"arrival_s": %d, "prompt_tokens": 100, "output_tokens": 5}\n'
+
+
+@pytest.mark.parametrize("rows", [3, 50, 60_000])
+def test_a_packed_file_that_is_cut_is_read_up_to_the_cut(tmp_path, rows):
+    packed = gzip.compress("".join(LINE_OF % i for i in range(rows)).encode())
+    path = tmp_path / "cut.jsonl.gz"
+    for share in (0.6, 0.9, 1.0):
+        kept = packed[: int(len(packed) * share) - 1]
+        path.write_bytes(kept)
+        whole = zlib.decompressobj(31).decompress(kept).count(b"\n")
+        *found, fault = own.JSONL.read(str(path))
+        assert [row.at_ps for row in found] == [i * PS for i in range(whole)]
+        assert (fault.kind, fault.fatal) == ("file", True)
+        assert "not a whole gzip file" in fault.problem
+
+
+def test_what_follows_a_packed_file_is_reported_after_its_rows(tmp_path):
+    parts = [gzip.compress((LINE_OF % i).encode()) for i in range(3)]
+    path = tmp_path / "t.jsonl.gz"
+    for tail in (b"", b"\0" * 700, b"\0"):
+        path.write_bytes(b"".join(parts) + tail)
+        assert [row.at_ps for row in own.JSONL.read(str(path))] == [0, PS, 2 * PS]
+    for tail in (b"junk", b"\0\0x", b"\x1f"):
+        path.write_bytes(b"".join(parts) + tail)
+        *found, fault = own.JSONL.read(str(path))
+        assert len(found) == 3
+        assert "something else follows the packed data" in fault.problem

@@ -25,6 +25,52 @@ Parse = Callable[[int, Any], TraceRow]
 """(line, fields or JSON object) -> row. Raises MalformedError."""
 
 
+class _Unpacked(io.RawIOBase):
+    """What is packed in a gzip file, given out as far as it can be unpacked, whatever follows.
+
+    Raises EOFError where the file is cut short, zlib.error where it is damaged, gzip.BadGzipFile where something
+    else follows a whole stream; zeros may.
+    """
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        super().__init__()
+        self._raw = raw
+        self._stream = zlib.decompressobj(zlib.MAX_WBITS | 16)
+        self._packed = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while True:
+            if self._stream.eof and not self._next_stream():
+                return 0
+            data = self._stream.decompress(self._packed, len(buffer))
+            self._packed = self._stream.unconsumed_tail
+            if data:
+                buffer[: len(data)] = data
+                return len(data)
+            if not self._packed and not self._stream.eof:
+                self._packed = self._raw.read(1 << 16)
+                if not self._packed:
+                    raise EOFError("it ends in the middle of its packed data")
+
+    def _next_stream(self) -> bool:
+        """Whether another packed stream follows, as in files that were joined."""
+        rest = self._stream.unused_data.lstrip(b"\0")
+        while len(rest) < len(GZIP):
+            more = self._raw.read(1 << 16)
+            if not more:
+                break
+            rest = (rest + more).lstrip(b"\0")
+        if not rest:
+            return False
+        if not rest.startswith(GZIP):
+            raise gzip.BadGzipFile("something else follows the packed data")
+        self._stream, self._packed = zlib.decompressobj(zlib.MAX_WBITS | 16), rest
+        return True
+
+
 @contextmanager
 def open_bytes(path: str) -> Iterator[IO[bytes]]:
     """The content of a file, unpacked if it is gzip (by its first bytes). Raises InputError if it cannot be opened."""
@@ -35,7 +81,7 @@ def open_bytes(path: str) -> Iterator[IO[bytes]]:
         raise _unreadable(path, error) from None
     with raw:
         packed = raw.peek(2)[:2] == GZIP
-        yield io.BufferedReader(gzip.GzipFile(fileobj=raw), 1 << 18) if packed else raw
+        yield io.BufferedReader(_Unpacked(raw), 1 << 18) if packed else raw
 
 
 def first_bytes(path: str, count: int) -> bytes:
