@@ -185,7 +185,11 @@ def main():
         "--speed", action="store_true", help="time 16 replicas with and without an HPA"
     )
     args = parser.parse_args()
-    source = Path(os.environ["TWIN_DATA"], "traces", "azure2023_conv.csv")
+    source = Path(os.environ.get("TWIN_DATA", ""), "traces", "azure2023_conv.csv")
+    if not source.is_file():
+        parser.error(
+            f"no trace {source.name}: set TWIN_DATA to the folder that has it under traces/"
+        )
     with tempfile.TemporaryDirectory() as folder:
         trace = tiled(source, Path(folder))
         if args.speed:

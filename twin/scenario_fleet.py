@@ -34,6 +34,7 @@ from twin.cluster.promql import Query, QueryError, parse_query
 from twin.cluster.ratio_scalers import RatioSpec
 from twin.cluster.saturation import SaturationSpec
 from twin.cluster.specs import Controller, HpaSpec, MetricSpec
+from twin.cluster.zero import never_wakes
 from twin.scenario_faults import Origin
 from twin.step_time.catalogue import ModelSpec
 from twin.workload.sessions import Always, ExponentialTime, LognormalTime, UniformTime
@@ -488,6 +489,9 @@ def fleet_warnings(fleet: FleetSpec, cluster: form.Cluster) -> Iterator[str]:
     if fleet.obstacle is not None:
         verb = "are refused" if fleet.obstacle.is_rejected else "stay Pending"
         yield f"all pods {verb}: {fleet.obstacle.why}"
+    stuck = never_wakes(fleet)
+    if stuck is not None:
+        yield f"nothing can raise it from 0: {stuck}"
     start_up_s = sum(mean_s(getattr(fleet.cold_start, name)) for name in PHASES)
     yield from _probe_warnings(fleet, start_up_s)
     yield from _drain_warnings(fleet.template)

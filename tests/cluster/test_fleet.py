@@ -276,6 +276,12 @@ def test_nodes_bound_what_can_start():
     assert summarize(more)["fleet"]["pending"]["never_placed"] == 0
 
 
+def test_a_run_without_a_replica_says_so():
+    told = summarize(run(fleet({"pod": {"priority_class": "gone"}})))
+    assert told["totals"]["refused"] == 40
+    assert told["verdict"].startswith("No replica was there at any time")
+
+
 def test_ready_of_a_decision_is_from_before_it():
     cluster = {"hpa": hpa(most=3), "cold_start": start(1), "probes": {"readiness": None}}
     result = run(fleet(cluster, BURST))

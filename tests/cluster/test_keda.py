@@ -142,3 +142,11 @@ def test_a_schedule_is_a_floor():
         pods = [Pod("p")]
         found = reconcile(spec.hpa, ScalingLog(()), given, pods, Scale(1, 1), 0)
         assert found.proposed == wanted, minute
+
+
+def test_the_reason_tells_whether_a_cooldown_was_waited_for():
+    spec = KedaSpec((QUEUE,), 0, 4, cooldown_ps=60 * PS)
+    told = [poll(spec, state, [0], 2, 0, 61 * PS) for state in (KedaState(), KedaState(0))]
+    assert [found.desired for found in told] == [0, 0]
+    assert told[0].reason == "no trigger was ever active, so that no cooldown is waited for"
+    assert told[1].reason == "no trigger active for the cooldown"

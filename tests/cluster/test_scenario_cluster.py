@@ -162,6 +162,62 @@ def test_times_and_shares():
     assert (update.at_ps, update.max_surge, update.max_unavailable) == (7.5 * PS, 0.3, 2)
 
 
+@pytest.mark.parametrize("zone", ["Mars/X", "", 5, "../etc/passwd", "Europe"])
+def test_a_time_zone_that_is_none(zone):
+    cron = CRON | {"metadata": CRON["metadata"] | {"timezone": zone}}
+    found = refused({"keda": {"triggers": [cron]}})
+    assert "triggers.0.metadata.timezone: must be a name of the IANA database" in found
+    assert repr(zone) in found
+
+
+CRON = {
+    "type": "cron",
+    "metadata": {
+        "timezone": "UTC",
+        "start": "0 8 * * *",
+        "end": "0 9 * * *",
+        "desiredReplicas": "2",
+    },
+}
+CONSTANT = {
+    "type": "prometheus",
+    "metadata": {"query": "sum(vllm:num_requests_waiting) or vector(9)", "threshold": "5"},
+}
+BLIND = TRIGGER | {"metadata": TRIGGER["metadata"] | {"ignoreNullValues": "false"}}
+FALLBACK = {"failureThreshold": 1, "replicas": 2}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "wakes"),
+    [
+        ({"replicas": 0, "hpa": hpa()}, False),
+        ({"replicas": 0, "hpa": hpa(least=0, kind="External")}, False),
+        ({"hpa": hpa()}, True),
+        ({"hpa": hpa(least=0, kind="External")}, False),
+        ({"keda": {"triggers": [TRIGGER]}}, False),
+        ({"keda": {"minReplicaCount": 1, "triggers": [TRIGGER]}}, True),
+        ({"replicas": 0, "keda": {"minReplicaCount": 1, "triggers": [TRIGGER]}}, True),
+        ({"keda": {"minReplicaCount": 1, "idleReplicaCount": 0, "triggers": [TRIGGER]}}, False),
+        ({"keda": {"triggers": [TRIGGER, CRON]}}, True),
+        ({"keda": {"triggers": [CONSTANT]}}, True),
+        ({"keda": {"triggers": [BLIND]}}, False),
+        ({"keda": {"triggers": [BLIND], "fallback": FALLBACK}}, True),
+        ({"replicas": 0, "kpa": {"max_replicas": 3, "target": 5}}, True),
+        ({"replicas": 0, "apa": {"max_replicas": 3, "target": 5}}, False),
+        ({"kpa": {"min_replicas": 0, "max_replicas": 3, "target": 5}}, False),
+        ({"replicas": 0, "saturation": {"max_replicas": 3}}, False),
+    ],
+)
+def test_what_can_never_wake_from_zero(cluster, wakes):
+    """The warning, and where it begins at 0 the run: replicas come exactly where there is none."""
+    scenario = load_scenario(fleet(cluster))
+    told = any("nothing can raise it from 0" in text for text in scenario.warnings)
+    assert told != wakes
+    if cluster.get("replicas") == 0:
+        result = run(fleet(cluster), "run.until=100")
+        assert (len(result.fleet.pods) > 0) == wakes
+
+
 def test_probes_are_those_that_are_written():
     for cluster, period_ps in (
         ({"cold_start": {}}, 5 * PS),

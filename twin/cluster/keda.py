@@ -173,7 +173,9 @@ def poll(
     if replicas > bottom and (idle is not None or floor == 0):
         last = state.last_active_ps
         if last is None or last + spec.cooldown_ps < now_ps:
-            return Poll(replicas, bottom, "no trigger active for the cooldown", state, False)
+            never = "no trigger was ever active, so that no cooldown is waited for"
+            why = never if last is None else "no trigger active for the cooldown"
+            return Poll(replicas, bottom, why, state, False)
         return Poll(replicas, replicas, "cooling down", state, False)
     if idle is None and replicas < floor:
         return Poll(replicas, floor, "below minReplicaCount", state, False)

@@ -7,6 +7,7 @@ and are not modelled are refused by name. Raises ValueError, beginning with the 
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from twin.clock import PS, to_seconds
 from twin.cluster.cron import parse_cron
@@ -308,6 +309,7 @@ def _trigger(written: Any, i: int) -> Trigger:
     name = str(trigger.get("name") or f"s{i}-{trigger.get('type')}")
     if trigger.get("type") == "cron":
         _only(details, f"{path}.metadata", ("timezone", "start", "end", "desiredReplicas"))
+        _timezone(details.get("timezone"), f"{path}.metadata.timezone")
         return CronTrigger(
             name,
             parse_cron(str(details.get("start"))),
@@ -337,6 +339,18 @@ def _trigger(written: Any, i: int) -> Trigger:
         target,
         str(details.get("ignoreNullValues", "true")).lower() == "true",
     )
+
+
+def _timezone(name: Any, path: str) -> None:
+    """A schedule is in the time of `cluster.start`; what is written must be a time zone, as KEDA demands."""
+    if name is None:
+        return
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, TypeError, OSError):
+        raise ValueError(
+            f"{path}: must be a name of the IANA database such as Europe/Berlin or Etc/UTC, got {name!r}"
+        ) from None
 
 
 def write_scaled_object(

@@ -20,7 +20,7 @@ def verdict(
     `used` is what the run took of the most that its replicas can take, `missed` names the objectives that were not met.
     """
     if not limits:
-        return "Nothing was simulated: the run has no time."
+        return "No replica was there at any time of the run, so that none had a limit."
     slots = count(engine["max_num_seqs"])
     tokens = count(engine["max_num_batched_tokens"])
     waited = {
