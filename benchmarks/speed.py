@@ -64,7 +64,12 @@ def parts_table(cache: str, workloads: dict[str, Workload], samples: int) -> str
     """Where the CPU time of a run goes, in percent, under the first policy."""
     shares: dict[str, dict[str, float]] = {}
     for name in PROFILED:
-        if name in workloads and missing(workloads[name]) is None:
+        if name not in workloads:
+            continue
+        why = missing(workloads[name])
+        if why is not None:
+            say(f"{name}: skipped, {why}")
+        else:
             document = workloads[name].document | {"policy": POLICIES[0]}
             found = measure(cache, "parts", document, samples=samples)
             shares[workloads[name].title] = found["parts"]
