@@ -351,7 +351,7 @@ def test_files_that_cannot_be_read(tmp_path):
         ("{ttft_p99: 1.0}", "{ttft_p99: 0}", "line 16: objectives.ONLINE.ttft_p99: must be > 0"),
         ("ONLINE: {ttft", "OFFLINE: {ttft", "line 16: objectives.OFFLINE: no stream has this tier"),
         ("objectives:", "cluster: {replicas: 0}\nobjectives:", "line 15: cluster.replicas: must be >= 1, got 0"),
-        ("objectives:", "cluster: {router: rand}\nobjectives:", "line 15: cluster.router: 'rand' is not known; known: round_robin"),
+        ("objectives:", "cluster: {router: rand}\nobjectives:", "line 15: cluster.router: 'rand' is not known; did you mean 'random'. known: round_robin"),
         ("objectives:", "run: {until: 0}\nobjectives:", "line 15: run.until: must be > 0"),
         ("objectives:", "run: {until: 5, warmup: 5}\nobjectives:", "line 15: run.warmup: must be < run.until .5., got 5"),
         ("objectives:", "run: {seed: -1}\nobjectives:", "line 15: run.seed: must be >= 0, got -1"),
