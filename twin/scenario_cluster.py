@@ -7,7 +7,15 @@ Autoscaling objects stand in it as they are deployed: `hpa` is the spec of an au
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, Tag, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    Tag,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from twin.scenario_distributions import (
     ExponentialTime,
@@ -219,7 +227,19 @@ def _pods_or_share(text: str) -> str:
     return text
 
 
-PodsOrShare = Annotated[str, BeforeValidator(_as_text), AfterValidator(_pods_or_share)]
+PodsOrShare = Annotated[
+    str,
+    BeforeValidator(_as_text),
+    AfterValidator(_pods_or_share),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 0, "maximum": 9999},
+                {"type": "string", "pattern": "^[0-9]{1,4}%?$"},
+            ]
+        }
+    ),
+]
 """Kubernetes' IntOrString: 1, "1" or "25%"."""
 
 
@@ -390,6 +410,13 @@ class ClusterFault(Section):
         return self
 
 
+_DAYS = "|".join(
+    "".join(f"[{c.upper()}{c}]" for c in day)
+    for day in ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+)
+_TIME_OF_WEEK = rf"^({_DAYS}) ([01][0-9]|2[0-3]):[0-5][0-9]$"
+
+
 class Cluster(Section):
     """Where requests go."""
 
@@ -425,7 +452,7 @@ class Cluster(Section):
     faults: list[ClusterFault] = Field(default=[])
     holds_requests: bool = False
     """Whether the gateway keeps requests while no pod is Ready; else it refuses them."""
-    start: str = "Mon 00:00"
+    start: Annotated[str, Field(json_schema_extra={"pattern": _TIME_OF_WEEK})] = "Mon 00:00"
     """Day and time of the week at second 0, for schedules: Mon to Sun in any case, and HH:MM."""
     price_per_gpu_hour: Positive | None = None
     """In any currency; None = GPU-hours only."""
@@ -433,10 +460,7 @@ class Cluster(Section):
     @field_validator("start")
     @classmethod
     def _is_time_of_week(cls, text: str) -> str:
-        found = re.fullmatch(
-            r"(mon|tue|wed|thu|fri|sat|sun) ([01][0-9]|2[0-3]):[0-5][0-9]", text.lower()
-        )
-        if found is None:
+        if not re.fullmatch(_TIME_OF_WEEK, text):
             raise ValueError(
                 f"must be a day and a time of day such as Mon 08:50, with Mon to Sun and 00:00 to 23:59, got {text!r}"
             )

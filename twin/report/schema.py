@@ -6,6 +6,7 @@ The bounds come from the models that check a scenario, the words from the docstr
 import ast
 import dataclasses
 import inspect
+import json
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -205,6 +206,9 @@ def _kind(found: Schema, root: Schema) -> str:
         ):
             if key in found and abs(found[key]) < NO_BOUND:
                 told += f" {sign} {found[key]:g}"
-    if found.get("default") is not None and not isinstance(found["default"], Mapping):
-        told += f", default {str(found['default']).lower()}"
+    default = found.get("default", ())
+    if default is None or isinstance(default, bool):
+        told += f", default {json.dumps(default)}"
+    elif default != () and not isinstance(default, Mapping):
+        told += f", default {default}"
     return told
