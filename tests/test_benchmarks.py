@@ -54,7 +54,8 @@ def test_heavy_modules_are_imported_only_where_they_are_used():
 
 def test_the_time_to_start_is_measured(cache):
     found = start_up(cache, ROOT / "examples" / "chat-8b.yaml", times=1)
-    assert 0.05 < found["cpu_s"] < found["wall_s"] < 30
+    assert 0.05 < found["cpu_s"] < 30
+    assert 0.05 < found["least_wall_s"] <= found["wall_s"] < 60
 
 
 # --- speed ----------------------------------------------------------------------------------
