@@ -20,7 +20,7 @@ def verdict(
     `used` is what the run took of the most that its replicas can take, `missed` names the objectives that were not met.
     """
     if not limits:
-        return "No replica was there at any time of the run, so that none had a limit."
+        return "There is no time in the run at which a replica was there, so that nothing bound it."
     slots = count(engine["max_num_seqs"])
     tokens = count(engine["max_num_batched_tokens"])
     waited = {
