@@ -19,7 +19,7 @@ from twin.clock import PS, to_seconds
 from twin.cluster.clients import Clients
 from twin.cluster.fleet import Fleet
 from twin.cluster.fleet_log import FleetHistory
-from twin.cluster.gateway import Gateway
+from twin.cluster.gateway import Gateway, unserved
 from twin.cluster.timer import Timer
 from twin.engine.fast_replica import FastReplica
 from twin.engine.replica import EngineStats, Replica, Stuck
@@ -311,7 +311,7 @@ class _Run:
             )
         if self._counted is None or len(self._places) < REFUSED_NAMED:
             self._places[request.index] = place
-        record = _refused(request)
+        record = unserved(request, request.arrival_ps, "refused", "too_long")
         if self._listener is not None:
             details = {
                 "reason": record.reason,
@@ -517,26 +517,6 @@ def _place(arrival: Arrival) -> str:
     if arrival.request.session is not None:
         return place + f"session {arrival.number}, turn {arrival.turn}"
     return place + f"request {arrival.number}"
-
-
-def _refused(request: Request) -> RequestRecord:
-    """What is kept of a request that vLLM's API answers with 400."""
-    return RequestRecord(
-        index=request.index,
-        tier=request.tier,
-        tenant=request.tenant,
-        session=request.session,
-        stream=request.stream,
-        replica=None,
-        arrival_ps=request.arrival_ps,
-        first_scheduled_ps=None,
-        first_token_ps=None,
-        finish_ps=request.arrival_ps,
-        prompt_tokens=request.prompt_tokens,
-        output_tokens=0,
-        outcome="refused",
-        reason="too_long",
-    )
 
 
 @contextmanager

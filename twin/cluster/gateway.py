@@ -164,12 +164,12 @@ class Gateway:
 
     def refuse(self, request: Request, reason: str) -> None:
         """Turn a request away (503)."""
-        self._on_record(_lost(request, self._timer.now_ps, "refused", reason))
+        self._on_record(unserved(request, self._timer.now_ps, "refused", reason))
 
     def finish_run(self) -> None:
         """The run is over: what waits is unfinished."""
         for request in self._admission.leave_all():
-            self._on_record(_lost(request, None, "unfinished", "end_of_run"))
+            self._on_record(unserved(request, None, "unfinished", "end_of_run"))
 
     def _set_limit(self, request: Request) -> None:
         """However long it waits here, its client may leave before, or the gateway lose its patience."""
@@ -194,11 +194,11 @@ class Gateway:
             if reason == "queue_timeout":
                 self.refuse(request, reason)
             else:
-                self._on_record(_lost(request, self._timer.now_ps, "timed_out", reason))
+                self._on_record(unserved(request, self._timer.now_ps, "timed_out", reason))
 
 
-def _lost(request: Request, finish_ps: int | None, outcome: str, reason: str) -> RequestRecord:
-    """What is kept of a request that no replica took."""
+def unserved(request: Request, finish_ps: int | None, outcome: str, reason: str) -> RequestRecord:
+    """What is kept of a request that no replica took and whose client saw its end at `finish_ps` (None: never)."""
     return RequestRecord(
         index=request.index,
         tier=request.tier,
