@@ -1,0 +1,184 @@
+"""How far is a prediction from what was measured? Two request tables in, one table of errors out, worst first.
+
+A request table is a mapping from the columns of `requests.parquet` (docs/report.md) to sequences of equal length, one
+entry a request, times in seconds; a pandas DataFrame is one, too. Only the columns a metric needs must be there.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+STATS = ("mean", "p50", "p90", "p99")
+"""Statistics that are compared of each latency."""
+
+LATENCIES = ("ttft", "tpot", "itl", "e2e")
+"""Latencies that are compared, as docs/metrics.md defines them."""
+
+RATES = ("requests_per_s", "output_tokens_per_s")
+"""Rates that are compared: what completed, between the first arrival and the last finish."""
+
+RequestTable = Mapping[str, Any]
+"""Column -> values, one a request."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One figure, predicted and measured."""
+
+    metric: str
+    """`<latency>_<statistic>` in seconds, or one of RATES per second."""
+    regime: str
+    """What the requests have in common: load, cache state, tier, ..."""
+    predicted: float
+    measured: float
+    requests: int
+    """Measured requests behind the figure."""
+
+    @property
+    def error(self) -> float:
+        """Relative error of the prediction: predicted / measured - 1; infinite where nothing was measured (0)."""
+        if self.measured == 0:
+            return 0.0 if self.predicted == 0 else math.inf
+        return self.predicted / self.measured - 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row as plain data."""
+        return {
+            "metric": self.metric,
+            "regime": self.regime,
+            "predicted": self.predicted,
+            "measured": self.measured,
+            "error": self.error,
+            "requests": self.requests,
+        }
+
+
+def compare_requests(
+    predicted: RequestTable,
+    measured: RequestTable,
+    regime: str,
+    metrics: Sequence[str] = (),
+) -> list[Comparison]:
+    """The two tables as wholes, one row a metric that both have, worst first.
+
+    Args:
+        predicted: What the twin gave, the columns of its requests.parquet.
+        measured: What a server gave, the same columns.
+        regime: Name for what these requests have in common.
+        metrics: Only these (`ttft_p50`, `requests_per_s`, ...); empty = all.
+
+    Only requests that completed count, in each table by itself. A metric whose columns are missing in a table, or for
+    which no request has a value, gives no row.
+    """
+    found = (figures(predicted), figures(measured))
+    number = int(_completed(measured).sum())
+    rows = [
+        Comparison(name, regime, found[0][name], value, number)
+        for name, value in found[1].items()
+        if name in found[0] and (not metrics or name in metrics)
+    ]
+    return worst_first(rows)
+
+
+def compare_by(
+    predicted: RequestTable,
+    measured: RequestTable,
+    column: str,
+    metrics: Sequence[str] = (),
+) -> list[Comparison]:
+    """The two tables group by group of equal values in `column` (tier, replica, ...), regime `column=value`.
+
+    Worst first over all groups. A group that only one table has gives no row. Raises KeyError without the column.
+    """
+    rows: list[Comparison] = []
+    theirs = np.asarray(measured[column])
+    ours = np.asarray(predicted[column])
+    for value in dict.fromkeys(theirs.tolist()):
+        rows += compare_requests(
+            _where(predicted, ours == value),
+            _where(measured, theirs == value),
+            f"{column}={value}",
+            metrics,
+        )
+    return worst_first(rows)
+
+
+def worst_first(rows: Iterable[Comparison]) -> list[Comparison]:
+    """The rows by size of their error, largest first; equal ones by regime and metric."""
+    return sorted(rows, key=lambda row: (-abs(row.error), row.regime, row.metric))
+
+
+def figures(table: RequestTable) -> dict[str, float]:
+    """What is compared of one table: metric -> value. Percentiles are linear between ranks, as in `twin run`."""
+    done = _completed(table)
+    result: dict[str, float] = {}
+    for latency in LATENCIES:
+        values = _latency(table, latency, done)
+        if values is not None and len(values):
+            result[f"{latency}_mean"] = float(values.mean())
+            for stat in STATS[1:]:
+                result[f"{latency}_{stat}"] = float(np.percentile(values, int(stat[1:])))
+    if done.any() and _has(table, "arrival_s", "finish_s"):
+        finish = _numbers(table, "finish_s")[done]
+        span = float(finish.max() - _numbers(table, "arrival_s").min())
+        if span > 0:
+            result["requests_per_s"] = float(done.sum()) / span
+            if _has(table, "output_tokens"):
+                result["output_tokens_per_s"] = (
+                    float(_numbers(table, "output_tokens")[done].sum()) / span
+                )
+    return result
+
+
+def _latency(
+    table: RequestTable, latency: str, done: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.float64] | None:
+    """The values of a latency of the requests in `done`; None where the table lacks a column for it."""
+    match latency:
+        case "ttft" if _has(table, "arrival_s", "first_token_s"):
+            values = _numbers(table, "first_token_s") - _numbers(table, "arrival_s")
+        case "tpot" if _has(table, "first_token_s", "finish_s", "output_tokens"):
+            gaps = _numbers(table, "output_tokens") - 1
+            span = _numbers(table, "finish_s") - _numbers(table, "first_token_s")
+            values = np.divide(span, gaps, out=np.full(len(gaps), np.nan), where=gaps > 0)
+        case "itl" if _has(table, "itl_s"):
+            lists = [
+                np.asarray(gaps, dtype=np.float64)
+                for gaps, is_done in zip(table["itl_s"], done.tolist(), strict=True)
+                if is_done and gaps is not None
+            ]
+            return np.concatenate(lists) if lists else np.empty(0)
+        case "e2e" if _has(table, "arrival_s", "finish_s"):
+            values = _numbers(table, "finish_s") - _numbers(table, "arrival_s")
+        case _:
+            return None
+    values = values[done]
+    return values[~np.isnan(values)]
+
+
+def _completed(table: RequestTable) -> npt.NDArray[np.bool_]:
+    """Which requests completed; all of them where the table does not say."""
+    if _has(table, "outcome"):
+        return np.asarray([outcome == "completed" for outcome in table["outcome"]], dtype=np.bool_)
+    some = next(name for name in ("arrival_s", "finish_s", "prompt_tokens") if _has(table, name))
+    return np.ones(len(table[some]), dtype=np.bool_)
+
+
+def _has(table: RequestTable, *columns: str) -> bool:
+    return all(column in table for column in columns)
+
+
+def _numbers(table: RequestTable, column: str) -> npt.NDArray[np.float64]:
+    """A column as floats, NaN for what is missing."""
+    values = [math.nan if value is None else value for value in table[column]]
+    return np.asarray(values, dtype=np.float64)
+
+
+def _where(table: RequestTable, wanted: npt.NDArray[np.bool_]) -> RequestTable:
+    """The requests of a table for which `wanted` holds."""
+    keep = np.flatnonzero(wanted).tolist()
+    return {name: [list(table[name])[i] for i in keep] for name in table}
