@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import signal
 from collections import defaultdict
 from itertools import pairwise
 from random import Random
@@ -347,6 +349,36 @@ def test_traces_without_a_request(tmp_path, content, problem):
     assert found["requests"] == 0
     assert found["malformed"]["listed"][0]["problem"].startswith(problem)
     assert problem in render_check(found)
+
+
+def test_a_file_of_only_a_header_is_a_kind_of_its_own(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n")
+    assert checked(path)["malformed"]["kinds"] == {"empty": 1}
+
+
+def test_ctrl_c_tells_what_was_read(tmp_path):
+    path = written(tmp_path, *(row(i) for i in range(100)))
+
+    def press(done, total):
+        if done == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    found, _load = check_trace(str(path), progress=press)
+    assert found["interrupted"]
+    assert 0 < found["requests"] < 100
+    assert "the rest of the file was not looked at" in render_check(found)
+
+
+def test_replies_beyond_their_declared_length_are_told(tmp_path):
+    path = written(tmp_path, row(0, output=5, max_tokens=5), row(1, output=6, max_tokens=5))
+    (warning,) = (text for text in checked(path)["warnings"] if text.startswith("output_tokens"))
+    assert "max_tokens: 1, the first in line 2;" in warning
+
+
+def test_absurd_lengths_do_not_widen_the_table(tmp_path):
+    path = written(tmp_path, row(0, tokens=10**15), row(1, tokens=10**15))
+    assert max(map(len, render_check(checked(path)).splitlines())) <= 80
 
 
 def test_a_last_line_without_an_end_is_mentioned(tmp_path):

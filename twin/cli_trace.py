@@ -86,6 +86,8 @@ def check(
             write(json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
         else:
             write(render_check(found, wants_color()))
+        if found["interrupted"]:
+            raise typer.Exit(INTERRUPTED)
         if found["malformed"]["total"]:
             raise typer.Exit(BAD_INPUT)
 

@@ -1,13 +1,9 @@
 """Run a scenario: traffic, router and replicas on one clock. The only place that wires them together."""
 
 import math
-import signal
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from types import FrameType
 from typing import Any
 
 import simpy
@@ -24,6 +20,7 @@ from twin.cluster.timer import Timer
 from twin.engine.fast_replica import FastReplica
 from twin.engine.replica import EngineStats, Replica, Stuck
 from twin.errors import InputError
+from twin.interrupt import stop_on_ctrl_c
 from twin.metrics.columns import Columns
 from twin.metrics.events import Event as Happening
 from twin.metrics.events import Listener, in_order
@@ -136,7 +133,7 @@ def simulate(
     """
     start = time.perf_counter()
     run = _Run(scenario, strict, watch, observe, on_offer, on_block)
-    with _ctrl_c() as pressed:
+    with stop_on_ctrl_c() as pressed:
         interrupted = run.go(progress, pressed)
     return run.result(time.perf_counter() - start, interrupted)
 
@@ -517,28 +514,3 @@ def _place(arrival: Arrival) -> str:
     if arrival.request.session is not None:
         return place + f"session {arrival.number}, turn {arrival.turn}"
     return place + f"request {arrival.number}"
-
-
-@contextmanager
-def _ctrl_c() -> Iterator[list[bool]]:
-    """A list that is no longer empty once Ctrl-C was pressed, so that a run stops between two events.
-
-    A second Ctrl-C interrupts at once. Where somebody else minds the signal, and outside the main
-    thread, nothing changes.
-    """
-    pressed: list[bool] = []
-
-    def press(number: int, frame: FrameType | None) -> None:
-        if pressed:
-            raise KeyboardInterrupt
-        pressed.append(True)
-
-    in_charge = threading.current_thread() is threading.main_thread()
-    if not in_charge or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield pressed
-        return
-    signal.signal(signal.SIGINT, press)
-    try:
-        yield pressed
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)

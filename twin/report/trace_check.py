@@ -62,13 +62,16 @@ def render_formats(color: bool = False) -> str:
 
 def _header(found: Mapping[str, Any]) -> list[RenderableType]:
     malformed = found["malformed"]["total"]
-    return [
+    header: list[RenderableType] = [
         Text.assemble((found["file"], "bold"), overflow="fold"),
         paragraph(
             f"{found['format_title']} (format {found['format']}, {found['detected']}): "
             f"{plural(found['requests'], 'request')}, {plural(malformed, 'malformed line')}"
         ),
     ]
+    if found["interrupted"]:
+        header.append(paragraph("Interrupted: the rest of the file was not looked at", "red"))
+    return header
 
 
 def _facts(found: Mapping[str, Any]) -> Table:
@@ -150,7 +153,7 @@ def _profile(time: Mapping[str, Any]) -> Table:
 def _lengths(found: Mapping[str, Any]) -> Table:
     made = table("Tokens", *STATISTICS)
     for name, key in (("prompt", "prompt_tokens"), ("reply", "output_tokens")):
-        made.add_row(name, *(count(found[key][statistic]) for statistic in STATISTICS))
+        made.add_row(name, *(_tokens(found[key][statistic]) for statistic in STATISTICS))
     return made
 
 
@@ -172,6 +175,11 @@ def _malformed(malformed: Mapping[str, Any]) -> Iterator[RenderableType]:
 def _warnings(found: Mapping[str, Any]) -> Iterator[RenderableType]:
     for text in found["warnings"]:
         yield paragraph(f"Warning: {text}", "yellow")
+
+
+def _tokens(tokens: float) -> str:
+    """Short enough for a column, also where a number in the trace is absurd."""
+    return count(tokens) if tokens < 100_000_000 else f"{tokens:.1e}"
 
 
 def _seconds(seconds: float) -> str:

@@ -7,6 +7,7 @@ from math import sqrt
 from typing import Any
 
 from twin.clock import PS, to_seconds
+from twin.interrupt import stop_on_ctrl_c
 from twin.workload.formats.choose import NO_ROWS, Detected, count_rows, format_of
 from twin.workload.formats.files import ends_in_a_line_end
 from twin.workload.formats.rows import FAULT_KINDS, Fault, Rows, TraceRow
@@ -83,22 +84,27 @@ def check_trace(
     """Everything that can be said of a trace, as plain data (seconds, tokens), and what it asks for when.
 
     `name` forces the format. Of the malformed lines the first `listed` are named, the rest counted. Raises InputError
-    for a file that cannot be opened or is like no known format.
+    for a file that cannot be opened or is like no known format. Ctrl-C ends the look early: what was read until then
+    is told, with `interrupted`.
     """
     detected = format_of(path, name)
     looked = _Looked(detected, listed)
     rows = detected.format.read(path)
     if progress is not None:
         rows = _watched(rows, progress, count_rows(path, detected.format))
-    for item in selection.of(rows):
-        if isinstance(item, Fault):
-            looked.fault(item)
-        else:
-            looked.row(item)
-    if not looked.rows and not looked.faults:
-        looked.fault(Fault(1, "fields", NO_ROWS))
-    whole_lines = detected.format.kind == "parquet" or ends_in_a_line_end(path)
-    return {"file": path} | looked.result(whole_lines), looked.load
+    with stop_on_ctrl_c() as pressed:
+        for item in selection.of(rows):
+            if isinstance(item, Fault):
+                looked.fault(item)
+            else:
+                looked.row(item)
+            if pressed:
+                break
+    if not (looked.rows or looked.faults or pressed):
+        looked.fault(Fault(1, "empty", NO_ROWS))
+    whole_lines = bool(pressed) or detected.format.kind == "parquet" or ends_in_a_line_end(path)
+    found = {"file": path, "interrupted": bool(pressed)} | looked.result(whole_lines)
+    return found, looked.load
 
 
 def _watched(rows: Rows, progress: Progress, total: int) -> Rows:
@@ -131,6 +137,8 @@ class _Looked:
         """All that rows of the last stamp say, if there are several."""
         self._repeated = 0
         self._repeated_line = 0
+        self._beyond = 0
+        self._beyond_line = 0
         self._few_ids = 0
         self._few_ids_line = 0
         self._names = Names()
@@ -159,6 +167,9 @@ class _Looked:
         self.load.add(at_ps, row.prompt_tokens, row.output_tokens)
         self._prompt[row.prompt_tokens] += 1
         self._output[row.output_tokens] += 1
+        if row.max_tokens is not None and row.output_tokens > row.max_tokens:
+            self._beyond += 1
+            self._beyond_line = self._beyond_line or row.line
         if row.prompt is not None:
             self._cache.add(row)
             block = self.format.block_tokens
@@ -262,6 +273,11 @@ class _Looked:
                 f"hash_ids: {self._few_ids:,} prompts are longer than their ids say, the first in line "
                 f"{self._few_ids_line}: blocks have {self.format.block_tokens} tokens in format {self.format.name}; is "
                 "the format another? The rest of such a prompt counts as text of its own"
+            )
+        if self._beyond:
+            yield (
+                f"output_tokens beyond the declared max_tokens: {self._beyond:,}, the first in line "
+                f"{self._beyond_line}; such replies end at max_tokens, as in vLLM"
             )
         yield from self._names.warnings()
         if self._repeated:

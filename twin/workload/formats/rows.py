@@ -42,6 +42,7 @@ class Fault(NamedTuple):
 
 
 FAULT_KINDS = {
+    "empty": "no request in the file",
     "file": "file not readable to its end",
     "text": "not text",
     "fields": "fields missing or too many",
