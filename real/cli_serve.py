@@ -169,11 +169,7 @@ def _guarded(
     drain: float,
     on_ready: Callable[[], None] | None,
 ) -> None:
-    extra: dict[str, str] = {}
-    if Path(serving.model).is_dir():
-        extra |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    if serving.dummy:
-        extra["VLLM_CPU_KVCACHE_SPACE"] = "1"
+    extra = server_environment(serving)
     try:
         run_server(
             server, extra, serving.name, loaded.engine.max_model_len, drain, say_to_stderr, on_ready
@@ -181,6 +177,16 @@ def _guarded(
     except Stopped as error:
         complain(f"error: {error}")
         raise typer.Exit(FAILED) from None
+
+
+def server_environment(serving: Serving) -> dict[str, str]:
+    """Variables that this server needs: a model in a folder needs no network, the tiny one little memory."""
+    extra: dict[str, str] = {}
+    if Path(serving.model).is_dir():
+        extra |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    if serving.dummy:
+        extra["VLLM_CPU_KVCACHE_SPACE"] = "1"
+    return extra
 
 
 def _headers(named: list[str] | None) -> dict[str, str]:

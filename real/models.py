@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from real.server import Server
+from real.server import Server, Stopped
 
 Model = TypeVar("Model")
 
@@ -29,7 +29,8 @@ class ModelCache(Generic[Model]):
 
     `size_of(name)` tells the bytes beforehand, so that room is made before `load(name)` and the budget is never
     exceeded. To give a model up, `sleep(model)` is tried first: it says whether the model sleeps now, its memory free,
-    to be had back with `wake(model)`. Where it does not, `unload(model)` ends it.
+    to be had back with `wake(model)`. Where it does not, `unload(model)` ends it. A model that `is_alive` denies is
+    unloaded when it is asked for, and loaded again.
     """
 
     def __init__(
@@ -40,10 +41,13 @@ class ModelCache(Generic[Model]):
         unload: Callable[[Model], None],
         sleep: Callable[[Model], bool] = lambda model: False,
         wake: Callable[[Model], None] = lambda model: None,
+        is_alive: Callable[[Model], bool] = lambda model: True,
     ) -> None:
         self.budget_bytes = budget_bytes
         self._size_of, self._load, self._unload = size_of, load, unload
-        self._sleep, self._wake = sleep, wake
+        self._sleep, self._wake, self._is_alive = sleep, wake, is_alive
+        self.loading: str | None = None
+        """The model that is being loaded or woken up."""
         self._held: OrderedDict[str, Held[Model]] = OrderedDict()  # the oldest use first
         self._asleep: dict[str, Model] = {}
         self._lock = threading.RLock()
@@ -60,11 +64,14 @@ class ModelCache(Generic[Model]):
         with self._lock:
             return list(self._held)
 
+    def held(self) -> dict[str, Held[Model]]:
+        """The models held, the one to be given up next first, without waiting for one that is being loaded."""
+        return self._held.copy()
+
     @property
     def asleep(self) -> list[str]:
         """Models that can be woken up."""
-        with self._lock:
-            return list(self._asleep)
+        return list(self._asleep.copy())
 
     def get_or_load(self, name: str) -> Model:
         """The model, loaded or woken up if it is not held, after others have made room.
@@ -72,6 +79,7 @@ class ModelCache(Generic[Model]):
         Raises ValueError if it can never fit; what loading raises leaves the cache as it is after making room.
         """
         with self._lock:
+            self._forget_dead(name)
             if name in self._held:
                 self._held.move_to_end(name)
                 return self._held[name].model
@@ -82,14 +90,26 @@ class ModelCache(Generic[Model]):
                 )
             while self.used_bytes + size > self.budget_bytes:
                 self.evict(next(iter(self._held)))
-            if name in self._asleep:
-                model = self._asleep[name]
-                self._wake(model)
-                del self._asleep[name]
-            else:
-                model = self._load(name)
+            self.loading = name
+            try:
+                if name in self._asleep:
+                    model = self._asleep[name]
+                    self._wake(model)
+                    del self._asleep[name]
+                else:
+                    model = self._load(name)
+            finally:
+                self.loading = None
             self._held[name] = Held(model, size)
             return model
+
+    def _forget_dead(self, name: str) -> None:
+        held = self._held.get(name)
+        model = self._asleep.get(name) if held is None else held.model
+        if model is not None and not self._is_alive(model):
+            self._held.pop(name, None)
+            self._asleep.pop(name, None)
+            self._unload(model)
 
     def evict(self, name: str) -> bool:
         """Give up a model; whether it was held."""
@@ -113,16 +133,41 @@ class ModelCache(Generic[Model]):
 
 
 def server_cache(
-    budget_bytes: int, sizes: Mapping[str, int], start: Callable[[str], Server]
+    budget_bytes: int,
+    sizes: Mapping[str, int],
+    start: Callable[[str], Server],
+    drain_s: float = 600.0,
+    say: Callable[[str], None] = lambda message: None,
 ) -> ModelCache[Server]:
-    """A cache whose models are servers: `start(name)` gives one that is ready. Sleep mode is used where vLLM has it."""
+    """A cache whose models are servers: `start(name)` gives one that is ready. Sleep mode is used where vLLM has it.
+
+    A server that is given up first answers what it has accepted, for at most `drain_s`; `say` is told what came of it.
+    """
+
+    def give_up(server: Server) -> bool:
+        try:
+            left = server.drain(drain_s, say, threading.Event())
+        except Stopped as error:
+            say(str(error))
+            return False
+        sleeps = server.fall_asleep()
+        lost = f", {left} accepted requests were not answered in {drain_s:g} s" if left else ""
+        say(f"{server.url} {'sleeps' if sleeps else 'is stopped'}{lost}")
+        return sleeps
+
+    def wake(server: Server) -> None:
+        server.wake_up()
+        server.announce_ready()
+        say(f"{server.url} is awake")
+
     return ModelCache(
         budget_bytes,
         sizes.__getitem__,
         start,
         unload=lambda server: server.stop(),
-        sleep=lambda server: server.fall_asleep(),
-        wake=lambda server: server.wake_up(),
+        sleep=give_up,
+        wake=wake,
+        is_alive=lambda server: server.is_alive,
     )
 
 

@@ -199,6 +199,11 @@ class Server:
             if self._echo is not None:
                 self._echo(line)
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process is not None and self._process.poll() is None
+
     def check_alive(self) -> None:
         """Raise Stopped if the process has ended."""
         assert self._process is not None
