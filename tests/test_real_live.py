@@ -390,3 +390,38 @@ def test_a_killed_engine_ends_the_server_with_the_reason(server):
     assert server.get("/health")[0] in (0, 503)
     assert not psutil.pid_exists(api.pid)
     assert psutil.wait_procs(workers, timeout=20)[1] == []
+
+
+# --- several models -------------------------------------------------------------------------------
+
+
+def test_two_models_share_a_budget_that_holds_one(tmp_path):
+    """`twin-real models`: the second one asked for makes the first one go, after its last reply."""
+    other = tmp_path / "other.yaml"
+    other.write_text((ROOT / SCENARIO).read_text().replace("name: real-demo", "name: other"))
+    port, log = free_port(), tmp_path / "log"
+    command = [sys.executable, "-m", "real", "models", SCENARIO, str(other), "--tiny"]
+    command += ["--budget", "1200MB", "--port", str(port), "--load", "real-demo"]
+    url = f"http://127.0.0.1:{port}"
+    with log.open("w") as file:
+        process = subprocess.Popen(command, cwd=ROOT, stderr=file)
+    try:
+        until = time.monotonic() + 150
+        while "real-demo: ready at" not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < until, log.read_text()
+            time.sleep(0.2)
+        pids = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+        assert pids
+        long = Call(0.0, "x" * 100, 1500, stream=False, body={"model": "real-demo"})
+        short = Call(0.5, "y", 3, stream=False, body={"model": "other"})
+        first, second = asyncio.run(play(url, "", [long, short], timeout_s=200))
+        assert (first.status, len(first.token_s)) == (200, 1500), (first.error, log.read_text())
+        assert (second.status, len(second.token_s)) == (200, 3), (second.error, log.read_text())
+        assert not any(psutil.pid_exists(pid) for pid in pids)
+        process.terminate()
+        assert process.wait(60) == 0
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(60)
