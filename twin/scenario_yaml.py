@@ -61,9 +61,18 @@ def parse(text: str, place: str) -> tuple[Any, dict[KeyPath, int]]:
 
 def parse_all(text: str, place: str) -> list[Any]:
     """The values of every YAML document in the text, empty ones left out. Raises InputError as `parse` does."""
+    return [document for document, _ in parse_documents(text, place)]
+
+
+def parse_documents(text: str, place: str) -> list[tuple[Any, dict[KeyPath, int]]]:
+    """(values, the line of each) of every YAML document in the text. Raises InputError as `parse` does."""
+    found: list[tuple[Any, dict[KeyPath, int]]] = []
     with _readable(place):
-        nodes = list(yaml.compose_all(text, _Loader))
-        return [_value(node, (), {}, place) for node in nodes if node is not None]
+        for node in list(yaml.compose_all(text, _Loader)):
+            if node is not None:
+                lines: dict[KeyPath, int] = {}
+                found.append((_value(node, (), lines, place), lines))
+    return found
 
 
 @contextmanager

@@ -7,11 +7,11 @@ twin has no use for as left out, every argument that vLLM does not know as such.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 from twin.cluster.manifest_types import check_types
 from twin.cluster.metrics_path import is_exported
+from twin.cluster.vllm_arguments import argument_problem
 from twin.errors import InputError
 from twin.step_time.catalogue import GPUS, MODELS
 
@@ -30,16 +30,6 @@ ENGINE_ARGUMENTS = {
     "long-prefill-token-threshold": "long_prefill_token_threshold",
 }
 """Arguments of `vllm serve` that are keys of a scenario's engine."""
-
-OTHER_ARGUMENTS = (
-    "model", "tensor-parallel-size", "dtype", "scheduling-policy", "shutdown-timeout", "host", "port",
-    "served-model-name", "scheduler-cls", "api-key", "trust-remote-code", "load-format", "download-dir", "tokenizer",
-    "seed", "quantization", "pipeline-parallel-size", "data-parallel-size", "enable-lora", "enable-log-requests",
-    "speculative-config", "kv-transfer-config", "swap-space", "cpu-offload-gb", "max-num-queued-reqs",
-    "enable-sleep-mode", "disable-log-stats", "chat-template", "uvicorn-log-level", "revision", "generation-config",
-    "enable-auto-tool-choice", "tool-call-parser",
-)  # fmt: skip
-"""Arguments that vLLM knows beside them."""
 
 HARMLESS = ("host", "port", "served-model-name", "api-key", "trust-remote-code", "load-format", "download-dir",
             "tokenizer", "seed", "enable-log-requests", "disable-log-stats", "chat-template", "uvicorn-log-level",
@@ -85,8 +75,8 @@ def import_manifests(
     found = Imported({"name": called})
     template = _at(deployment, "spec", "template")
     pod = _at(template, "spec")
-    container = next(c for c in pod["containers"] if _runs_vllm(c))
-    arguments = dict(_arguments(container))
+    container = next(c for c in pod["containers"] if runs_vllm(c))
+    arguments = dict(arguments_of(container))
     _model_and_engine(arguments, found)
     _hardware(pod, container, arguments, found)
     cluster: dict[str, Any] = {"replicas": _at(deployment, "spec").get("replicas", 1)}
@@ -130,7 +120,7 @@ def _the_deployment(objects: Sequence[Mapping[str, Any]], name: str | None) -> M
         o
         for o in objects
         if o["kind"] == "Deployment"
-        and any(map(_runs_vllm, _at(o, "spec", "template", "spec").get("containers") or []))
+        and any(map(runs_vllm, _at(o, "spec", "template", "spec").get("containers") or []))
     ]
     if name is not None:
         found = [o for o in found if _named(o) == name]
@@ -144,7 +134,8 @@ def _the_deployment(objects: Sequence[Mapping[str, Any]], name: str | None) -> M
     return found[0]
 
 
-def _runs_vllm(container: Any) -> bool:
+def runs_vllm(container: Any) -> bool:
+    """Whether the command or the image of a container is vLLM's."""
     words = [*(container.get("command") or []), *(container.get("args") or [])]
     text = " ".join(map(str, words))
     return "vllm" in text or "vllm" in str(container.get("image", ""))
@@ -160,7 +151,7 @@ def _named(item: Mapping[str, Any]) -> str:
     return str(_at(item, "metadata").get("name") or "unnamed")
 
 
-def _arguments(container: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def arguments_of(container: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(name, value) of the arguments of vLLM; a flag has the value true."""
     words = [str(w) for w in (*(container.get("command") or []), *(container.get("args") or []))]
     words = " ".join(words).split() if len(words) <= 3 and any(" " in w for w in words) else words
@@ -194,10 +185,8 @@ def _model_and_engine(arguments: Mapping[str, str], found: Imported) -> None:
             engine[ENGINE_ARGUMENTS[key]] = _value(value)
         elif negated in ENGINE_ARGUMENTS and key != negated:
             engine[ENGINE_ARGUMENTS[negated]] = False
-        elif key not in OTHER_ARGUMENTS:
-            near = get_close_matches(key, [*ENGINE_ARGUMENTS, *OTHER_ARGUMENTS], n=1, cutoff=0.75)
-            hint = f"; it has --{near[0]}" if near else ""
-            found.faults.append(f"vLLM has no argument --{key} and would not start{hint}")
+        elif (problem := argument_problem(key)) is not None:
+            found.faults.append(problem)
         elif key in ("scheduler-cls", "quantization", "pipeline-parallel-size", "enable-lora",
                      "data-parallel-size", "speculative-config", "kv-transfer-config"):  # fmt: skip
             found.left_out.append(
@@ -252,7 +241,7 @@ def _hardware(
     arguments: Mapping[str, str],
     found: Imported,
 ) -> None:
-    products = _products(pod)
+    products = products_of(pod)
     known = [
         gpu for gpu in GPUS if any(re.search(rf"\b{gpu}\b", p.replace("-", " ")) for p in products)
     ]
@@ -271,7 +260,7 @@ def _hardware(
         found.faults.append(f"the container asks for {asked} GPUs, --tensor-parallel-size is {tp}")
 
 
-def _products(pod: Mapping[str, Any]) -> list[str]:
+def products_of(pod: Mapping[str, Any]) -> list[str]:
     """Values of the label nvidia.com/gpu.product that the pod asks for."""
     required = _at(
         pod, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution"
@@ -301,7 +290,7 @@ def _pod(
     keys: dict[str, Any] = {}
     if pod.get("priorityClassName"):
         keys["priority_class"] = pod["priorityClassName"]
-    products = _products(pod)
+    products = products_of(pod)
     if products:
         keys["gpu_products"] = products
     tolerated = [str(t.get("key")) for t in pod.get("tolerations") or []]
@@ -314,7 +303,7 @@ def _pod(
         keys["shutdown_timeout"] = _number(arguments, "shutdown-timeout", "0")
     hook = _at(container, "lifecycle", "preStop")
     if hook:
-        seconds = _sleep(hook)
+        seconds = sleep_of(hook)
         if seconds is None:
             found.left_out.append("the preStop hook, which is no sleep")
         else:
@@ -342,7 +331,8 @@ def _pod(
             )
 
 
-def _sleep(hook: Mapping[str, Any]) -> float | None:
+def sleep_of(hook: Mapping[str, Any]) -> float | None:
+    """Seconds that a preStop hook sleeps; None if it does something else."""
     seconds = _at(hook, "sleep").get("seconds")
     if seconds is not None:
         return float(seconds)
