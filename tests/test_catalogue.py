@@ -110,7 +110,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_all(find, value, parts
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
-        ({"num_experts": 128}, ["num_experts", "mixture of experts"]),
+        ({"num_experts": 128}, ["num_experts", "mixture of experts", "LlamaForCausalLM"]),
         ({"num_local_experts": 8}, ["mixture of experts"]),
         ({"kv_lora_rank": 512}, ["latent attention"]),
         (

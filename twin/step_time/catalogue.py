@@ -13,7 +13,7 @@ from twin.errors import InputError
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Shape of a dense decoder with grouped-query attention and a gated MLP."""
+    """Shape of a decoder with grouped-query attention and a gated MLP, or a mixture of such MLPs."""
 
     name: str
     layers: int
@@ -25,7 +25,7 @@ class ModelSpec:
     """Key/value heads; fewer than `heads` with grouped-query attention."""
     head_dim: int
     intermediate: int
-    """Width of the MLP."""
+    """Width of the MLP; of each expert in a mixture of experts."""
     vocab: int
     max_position: int
     """Longest context the model was trained for, in tokens."""
@@ -35,12 +35,27 @@ class ModelSpec:
     """Queries and keys are normalised per head."""
     qkv_bias: bool = False
     """The q, k and v projections add a bias."""
+    experts: int = 0
+    """Experts a layer; 0 = one MLP that every token passes."""
+    experts_per_token: int = 0
+    """Experts that each token passes."""
+
+    @property
+    def attention_matrix_params(self) -> int:
+        """Parameters of one layer's qkv and output projections."""
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return self.hidden * (q + 2 * kv) + q * self.hidden
+
+    @property
+    def mlp_matrix_params(self) -> int:
+        """Parameters of one MLP, or of one expert: gate, up and down."""
+        return 3 * self.hidden * self.intermediate
 
     @property
     def layer_matrix_params(self) -> int:
-        """Parameters of one layer's four matrix products: qkv, o, gate+up, down."""
-        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        return self.hidden * (q + 2 * kv) + q * self.hidden + 3 * self.hidden * self.intermediate
+        """Parameters of one layer's matrix products, all experts and their router included."""
+        mlps = self.mlp_matrix_params * max(1, self.experts)
+        return self.attention_matrix_params + mlps + self.experts * self.hidden
 
     @property
     def vector_params(self) -> int:
@@ -74,6 +89,8 @@ class GpuSpec:
     """Dense 16-bit tensor FLOP/s."""
     fp8_flops: float | None
     """Dense FP8 tensor FLOP/s; None = the GPU has no FP8 units."""
+    link_bandwidth: float = 25e9
+    """Bytes per second that a GPU sends to the others of its replica, in one direction."""
 
 
 def _llama31(name: str, layers: int, hidden: int, heads: int, intermediate: int) -> ModelSpec:
@@ -92,6 +109,20 @@ MODELS: dict[str, ModelSpec] = {
         _qwen3("Qwen/Qwen3-8B", 36, 4096, 32, 12288),
         _qwen3("Qwen/Qwen3-14B", 40, 5120, 40, 17408),
         _qwen3("Qwen/Qwen3-32B", 64, 5120, 64, 25600),
+        ModelSpec(
+            "Qwen/Qwen3-30B-A3B",
+            48,
+            2048,
+            32,
+            4,
+            128,
+            768,
+            151936,
+            40960,
+            qk_norm=True,
+            experts=128,
+            experts_per_token=8,
+        ),
     )
 }
 """Shapes from the models' published config.json."""
@@ -99,17 +130,18 @@ MODELS: dict[str, ModelSpec] = {
 GPUS: dict[str, GpuSpec] = {
     gpu.name: gpu
     for gpu in (
-        GpuSpec("A100", 85_000_000_000, 2.039e12, 312e12, None),  # SXM, 80 GB
-        GpuSpec("H100", 85_000_000_000, 3.35e12, 989e12, 1979e12),  # SXM, 80 GB
-        GpuSpec("H200", 150_000_000_000, 4.8e12, 989e12, 1979e12),  # SXM, 141 GB
-        GpuSpec("B200", 191_500_000_000, 8.0e12, 2250e12, 4500e12),
-        GpuSpec("L40S", 47_700_000_000, 0.864e12, 362e12, 733e12),
-        GpuSpec("L4", 23_700_000_000, 0.3e12, 121e12, 242e12),
-        GpuSpec("RTX4090", 25_250_627_584, 1.008e12, 165e12, 330e12),
-        GpuSpec("RTXPRO6000", 102_000_000_000, 1.597e12, 504e12, 1007e12),  # Server Edition
+        GpuSpec("A100", 85_000_000_000, 2.039e12, 312e12, None, 300e9),  # SXM, 80 GB
+        GpuSpec("H100", 85_000_000_000, 3.35e12, 989e12, 1979e12, 450e9),  # SXM, 80 GB
+        GpuSpec("H200", 150_000_000_000, 4.8e12, 989e12, 1979e12, 450e9),  # SXM, 141 GB
+        GpuSpec("B200", 191_500_000_000, 8.0e12, 2250e12, 4500e12, 900e9),
+        GpuSpec("L40S", 47_700_000_000, 0.864e12, 362e12, 733e12, 32e9),
+        GpuSpec("L4", 23_700_000_000, 0.3e12, 121e12, 242e12, 32e9),
+        GpuSpec("RTX4090", 25_250_627_584, 1.008e12, 165e12, 330e12, 32e9),
+        GpuSpec("RTXPRO6000", 102_000_000_000, 1.597e12, 504e12, 1007e12, 64e9),  # Server Edition
     )
 }
-"""Bandwidth and FLOP/s (dense, without sparsity) from NVIDIA's data sheets; memory as CUDA reports it, rounded down."""
+"""Bandwidth and FLOP/s (dense, without sparsity) from NVIDIA's data sheets; memory as CUDA reports it, rounded down.
+Links: NVLink where there is one, else PCIe."""
 
 
 def find_model(name: str) -> ModelSpec:
@@ -128,7 +160,13 @@ def find_gpu(name: str) -> GpuSpec:
     """The catalogue's GPU of that name. Raises InputError naming the nearest one and all that are known."""
     if name in GPUS:
         return GPUS[name]
-    raise _unknown("hardware.gpu", name, GPUS, "Choose one of these.")
+    raise _unknown(
+        "hardware.gpu",
+        name,
+        GPUS,
+        "Choose one of these, or write the figures of another: hardware.gpu: {name: ..., memory_bytes: ..., "
+        "bandwidth: ..., bf16_flops: ...}.",
+    )
 
 
 def _unknown(field: str, value: str, known: Iterable[str], fix: str) -> InputError:
@@ -166,18 +204,22 @@ def check_tensor_parallel(model: ModelSpec, tensor_parallel_size: int) -> None:
         )
 
 
+_MIXTURES = {"Qwen3MoeForCausalLM": "num_experts", "MixtralForCausalLM": "num_local_experts"}
+"""Architectures whose every layer is a mixture of experts -> what their config calls the number of them."""
+
 _ARCHITECTURES = (
     "LlamaForCausalLM",
     "MistralForCausalLM",
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
+    *_MIXTURES,
 )
 
 _NOT_MODELLED = {
     "kv_lora_rank": "multi-head latent attention",
-    "num_experts": "a mixture of experts",
-    "num_local_experts": "a mixture of experts",
-    "n_routed_experts": "a mixture of experts",
+    "n_routed_experts": "shared and routed experts",
+    "shared_expert_intermediate_size": "shared and routed experts",
+    "mlp_only_layers": "layers with and without experts",
     "hybrid_override_pattern": "hybrid layers",
     "layers_block_type": "hybrid layers",
     "attn_layer_period": "hybrid layers",
@@ -197,8 +239,9 @@ _NOT_MODELLED = {
 def parse_model(config: Any, name: str) -> ModelSpec:
     """The shape in a Hugging Face config.json, already parsed; `name` (the folder) names the model in messages.
 
-    Raises InputError for missing or impossible fields, and by name for what is not modelled: mixtures of experts,
-    latent attention, sliding windows in use, hybrid and state-space layers, encoders, quantised checkpoints.
+    Raises InputError for missing or impossible fields, and by name for what is not modelled: latent attention, experts
+    that are shared or missing in some layers, sliding windows in use, hybrid and state-space layers, encoders,
+    quantised checkpoints.
     """
     where = f"model: {name}/config.json"
     if not isinstance(config, Mapping):
@@ -218,10 +261,16 @@ def parse_model(config: Any, name: str) -> ModelSpec:
         or architectures[0] not in _ARCHITECTURES
     ):
         raise InputError(
-            f"{where}: architectures is {architectures!r}. Modelled are the dense decoders "
+            f"{where}: architectures is {architectures!r}. Modelled are the decoders "
             f"{', '.join(_ARCHITECTURES)}; choose a model with one of them."
         )
     architecture = architectures[0]
+    for key in ("num_experts", "num_local_experts"):
+        if config.get(key) and key != _MIXTURES.get(architecture):
+            raise InputError(
+                f"{where}: {key} means a mixture of experts, which is not modelled in {architecture}. Choose a model "
+                f"with one of {', '.join(_MIXTURES)}."
+            )
 
     def count(key: str, default: int | None = None) -> int:
         value = config.get(key)
@@ -248,7 +297,8 @@ def parse_model(config: Any, name: str) -> ModelSpec:
         raise InputError(
             f"{where}: num_key_value_heads ({kv_heads}) must divide num_attention_heads ({heads}). Correct the file."
         )
-    if config.get("head_dim") is None and (hidden % heads or architecture == "Qwen3ForCausalLM"):
+    has_norms = architecture.startswith("Qwen3")
+    if config.get("head_dim") is None and (hidden % heads or has_norms):
         raise InputError(
             f"{where}: head_dim is missing and does not follow from hidden_size. Add it."
         )
@@ -259,13 +309,58 @@ def parse_model(config: Any, name: str) -> ModelSpec:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=count("head_dim", hidden // heads),
-        intermediate=count("intermediate_size"),
+        intermediate=count(
+            "moe_intermediate_size"
+            if architecture == "Qwen3MoeForCausalLM"
+            else "intermediate_size"
+        ),
         vocab=count("vocab_size"),
         max_position=count("max_position_embeddings"),
         tie_embeddings=flag("tie_word_embeddings", False),
-        qk_norm=architecture == "Qwen3ForCausalLM",
+        qk_norm=has_norms,
         qkv_bias=flag("attention_bias", architecture == "Qwen2ForCausalLM"),
+        experts=count(_MIXTURES[architecture]) if architecture in _MIXTURES else 0,
+        experts_per_token=count("num_experts_per_tok") if architecture in _MIXTURES else 0,
     )
+
+
+def config_of(model: ModelSpec) -> dict[str, Any]:
+    """A config.json that `parse_model` reads back to this shape, for tools that want one."""
+    if model.experts:
+        architecture = "Qwen3MoeForCausalLM" if model.qk_norm else "MixtralForCausalLM"
+    elif model.qk_norm:
+        architecture = "Qwen3ForCausalLM"
+    else:
+        architecture = "Qwen2ForCausalLM" if model.qkv_bias else "LlamaForCausalLM"
+    kinds = {
+        "Qwen3MoeForCausalLM": "qwen3_moe",
+        "MixtralForCausalLM": "mixtral",
+        "Qwen3ForCausalLM": "qwen3",
+        "Qwen2ForCausalLM": "qwen2",
+        "LlamaForCausalLM": "llama",
+    }
+    config: dict[str, Any] = {
+        "architectures": [architecture],
+        "model_type": kinds[architecture],
+        "num_hidden_layers": model.layers,
+        "hidden_size": model.hidden,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_dim,
+        "intermediate_size": model.intermediate,
+        "vocab_size": model.vocab,
+        "max_position_embeddings": model.max_position,
+        "tie_word_embeddings": model.tie_embeddings,
+        "attention_bias": model.qkv_bias,
+        "hidden_act": "silu",
+        "torch_dtype": "bfloat16",
+    }
+    if model.experts:
+        config[_MIXTURES[architecture]] = model.experts
+        config["num_experts_per_tok"] = model.experts_per_token
+        if architecture == "Qwen3MoeForCausalLM":
+            config |= {"moe_intermediate_size": model.intermediate, "decoder_sparse_step": 1}
+    return config
 
 
 def _check_windows(config: Mapping[str, Any], where: str) -> None:

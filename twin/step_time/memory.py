@@ -5,16 +5,30 @@ vLLM measures what weights, activations and libraries take when it starts and gi
 """
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 from twin.errors import InputError
 from twin.step_time.catalogue import GpuSpec, ModelSpec, check_tensor_parallel
 from twin.step_time.profiles import captured_sizes
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
-"""Bytes per weight. fp8 covers the matrices of the layers; embeddings, output layer and norms stay at 16 bit."""
+Number = TypeVar("Number", int, float)
+
+DTYPE_BITS = {
+    "float32": 32.0,
+    "bfloat16": 16.0,
+    "float16": 16.0,
+    "fp8": 8.0,
+    "int8": 8.0,
+    "int4": 4.0 + 20 / 128,
+}
+"""Bits per weight of the layers' matrices; embeddings, output layer and norms stay at 16 bit at least. int8 has one
+scale a column, which is not worth counting; int4 a 16-bit scale and a 4-bit zero point for each group of 128."""
+
+WEIGHT_ONLY = ("int8", "int4")
+"""Types in which weights are only stored: they are multiplied as 16-bit values."""
 
 KV_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
-"""Bytes per key or value element. "auto" is the model's own type: 16 bit under fp8 weights."""
+"""Bytes per key or value element. "auto" is the model's own type: 16 bit under quantised weights."""
 
 CAPTURE_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 """Token counts vLLM captures as CUDA graphs by default."""
@@ -120,14 +134,15 @@ def kv_bytes_per_token(model: ModelSpec, dtype: str, kv_dtype: str) -> int:
 
 
 def weight_bytes(model: ModelSpec, tp: int, dtype: str) -> int:
-    """Bytes of weights on each GPU: matrices and embeddings are split, norms and biases copied."""
-    matrix = _lookup("hardware.dtype", dtype, DTYPE_BYTES)
-    other = max(matrix, 2)
-    split = model.layers * model.layer_matrix_params * matrix + model.embedding_params * other
+    """Bytes of weights on each GPU: matrices and embeddings are split; norms, biases and routers copied."""
+    bits = _lookup("hardware.dtype", dtype, DTYPE_BITS)
+    other = _element_bytes(dtype)
+    matrices = model.layers * (model.layer_matrix_params - model.experts * model.hidden)
     if tp > model.kv_heads:  # each GPU keeps a whole key/value head
-        copies = tp - model.kv_heads
-        split += model.layers * 2 * copies * model.head_dim * model.hidden * matrix
-    return -(-split // tp) + model.vector_params * other
+        matrices += model.layers * 2 * (tp - model.kv_heads) * model.head_dim * model.hidden
+    split = round(matrices * bits / 8) + model.embedding_params * other
+    routers = model.layers * model.experts * model.hidden
+    return -(-split // tp) + (model.vector_params + routers) * other
 
 
 def activation_bytes(
@@ -142,8 +157,9 @@ def activation_bytes(
     In a layer the MLP is largest: residual and normed input (whole on each GPU), gate and up outputs (split). Sampling
     happens after it, for at most max_num_seqs requests, so the larger of the two counts.
     """
-    element = max(_lookup("hardware.dtype", dtype, DTYPE_BYTES), 2)
-    per_token = (2 * model.hidden + 2 * model.intermediate // tp) * element
+    element = _element_bytes(dtype)
+    width = model.intermediate * max(1, model.experts_per_token)
+    per_token = (2 * model.hidden + 2 * width // tp) * element
     forward = max_num_batched_tokens * per_token
     sampling = min(max_num_seqs, max_num_batched_tokens) * model.vocab * LOGIT_BYTES
     return max(forward, sampling)
@@ -218,11 +234,16 @@ def check_one_request_fits(num_gpu_blocks: int, block_size: int, max_model_len: 
 
 def _kv_element_bytes(dtype: str, kv_dtype: str) -> int:
     if kv_dtype == "auto":
-        return max(_lookup("hardware.dtype", dtype, DTYPE_BYTES), 2)
+        return _element_bytes(dtype)
     return _lookup("hardware.kv_cache_dtype", kv_dtype, KV_DTYPE_BYTES, also=("auto",))
 
 
-def _lookup(field: str, value: str, known: dict[str, int], also: tuple[str, ...] = ()) -> int:
+def _element_bytes(dtype: str) -> int:
+    """Bytes of an activation, an embedding or a norm's weight."""
+    return max(round(_lookup("hardware.dtype", dtype, DTYPE_BITS) / 8), 2)
+
+
+def _lookup(field: str, value: str, known: dict[str, Number], also: tuple[str, ...] = ()) -> Number:
     if value not in known:
         raise InputError(
             f"{field}: unknown value {value!r}. Choose one of {', '.join([*also, *known])}."
