@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from twin.cli_compare import compare
 from twin.cli_import import import_
 from twin.cli_prometheus import from_prometheus
 from twin.cli_run import run
@@ -23,6 +24,7 @@ app = typer.Typer(
     name="twin", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
 app.command()(run)
+app.command()(compare)
 app.command()(explain)
 app.command()(schema)
 app.command("import")(import_)

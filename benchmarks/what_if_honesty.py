@@ -1,0 +1,160 @@
+"""How honest `twin compare` is: false alarms when a scenario meets itself, and how often it finds a true 5 %.
+
+    python -m benchmarks.what_if_honesty [--comparisons 200] [--searches 100] [--jobs 2]
+
+Alarms: the scenario is held against itself, both sides under seeds of their own (with the same seeds the two sides
+would be equal to the byte), as many times as --comparisons says; an alarm is a comparison that calls any of its
+figures better or worse. Finds: every step of the other side takes longer by a factor that makes the p99 of TTFT 5 %
+longer, which is told over all runs together; a find is a comparison that calls ONLINE TTFT p99 worse.
+Exit status 1 if more than 5 % of the first are alarms or fewer than 80 % of the second are finds.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tests.runs import MODEL, document, stream
+from twin.scenario import load_scenario
+from twin.step_time.profiles import packaged_profile
+from twin.whatif.compare import SEEDS, judge_all
+from twin.whatif.figures import Figures, Measure, judged
+from twin.whatif.runs import Backend, Task, run_all
+
+FACTOR = 1.032
+"""Steps longer by 3.2 % make the p99 of TTFT about 5 % longer at this load."""
+
+CHAT: dict[str, Any] = document(
+    engine={
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 4096,
+        "max_model_len": 4096,
+        "num_gpu_blocks_override": 20_000,
+    },
+    policy="tiered",
+    traffic=[
+        stream(
+            arrivals={"process": "poisson", "rate": 15},
+            prompt_tokens={"uniform": [64, 2048]},
+            output_tokens={"uniform": [16, 400]},
+            requests=200,
+            tiers={"ONLINE": 0.7, "BATCH": 0.3},
+        )
+    ],
+    objectives={"ONLINE": {"ttft_p99": 1.0, "tpot_p99": 0.05}, "BATCH": {"e2e_p99": 60.0}},
+)
+
+
+class Honesty(NamedTuple):
+    """What a series of comparisons came to."""
+
+    comparisons: int
+    hits: int
+    """Alarms, or finds."""
+    difference: float
+    """Of ONLINE TTFT p99 over all runs together, as a share."""
+    wall_s: float
+
+
+def slower_profile(folder: Path, factor: float) -> str:
+    """The built-in step-time profile with every time longer by `factor`, as a file."""
+    hardware = load_scenario(CHAT).hardware
+    packaged = resources.files("twin.step_time") / "data"
+    names = (file.name for file in packaged.iterdir())
+    name = packaged_profile(
+        names, MODEL, hardware.gpu.name, hardware.tensor_parallel_size, hardware.dtype
+    )
+    profile = json.loads((packaged / name).read_text(encoding="utf-8"))
+    for key, value in profile.items():
+        if key.endswith("_ps"):
+            profile[key] = (
+                [[n, ps * factor] for n, ps in value] if isinstance(value, list) else value * factor
+            )
+    path = folder / "slower.json"
+    path.write_text(json.dumps(profile), encoding="utf-8")
+    return str(path)
+
+
+def series(
+    after: dict[str, Any], comparisons: int, seeds: int, jobs: int, same_seeds: bool, first: int
+) -> Iterator[tuple[list[Figures], list[Figures]]]:
+    """The two sides of each comparison; no seed is used twice but by the two sides of one pair."""
+    many = comparisons * seeds
+    tasks = [Task(i, CHAT, (), first + i) for i in range(many)]
+    shift = 0 if same_seeds else many
+    tasks += [Task(many + i, after, (), first + shift + i) for i in range(many)]
+    rows: list[Figures] = [{}] * len(tasks)
+    for run in run_all(tasks, Backend(jobs)):
+        assert run.figures is not None, run.error
+        rows[run.number] = run.figures
+    for k in range(comparisons):
+        part = slice(k * seeds, (k + 1) * seeds)
+        yield rows[:many][part], rows[many:][part]
+
+
+def measures() -> list[Measure]:
+    """What `twin compare` judges of this scenario."""
+    scenario = load_scenario(CHAT)
+    return judged(scenario.objectives, scenario.tiers)
+
+
+def alarms(comparisons: int, seeds: int, jobs: int, first: int = 1) -> Honesty:
+    """A scenario against itself, with seeds of their own."""
+    return _count(series(CHAT, comparisons, seeds, jobs, False, first), None)
+
+
+def finds(comparisons: int, seeds: int, jobs: int, folder: Path, first: int = 1_000_001) -> Honesty:
+    """A scenario against itself on a slower machine, under the same seeds."""
+    slower = CHAT | {"hardware": {**CHAT["hardware"], "step_time": slower_profile(folder, FACTOR)}}
+    return _count(series(slower, comparisons, seeds, jobs, True, first), "ONLINE.ttft_p99")
+
+
+def _count(sides: Iterator[tuple[list[Figures], list[Figures]]], wanted: str | None) -> Honesty:
+    start, comparisons, hits, gaps = time.perf_counter(), 0, 0, []
+    judged_by = measures()
+    for before, after in sides:
+        (variant,) = judge_all(["A", "B"], [before, after], judged_by)["variants"]
+        words = {row["figure"]: row["verdict"] for row in variant["judged"]}
+        comparisons += 1
+        if wanted is None:
+            hits += any(word in ("better", "worse") for word in words.values())
+        else:
+            hits += words[wanted] == "worse"
+        gaps += [
+            np.log(b["ONLINE.ttft_p99"] / a["ONLINE.ttft_p99"])
+            for a, b in zip(before, after, strict=True)
+        ]
+    wall_s = time.perf_counter() - start
+    return Honesty(comparisons, hits, float(np.expm1(np.mean(gaps))), wall_s)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--comparisons", type=int, default=200)
+    parser.add_argument("--searches", type=int, default=100)
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        against_itself = alarms(options.comparisons, SEEDS, options.jobs)
+        searched = finds(options.searches, SEEDS, options.jobs, Path(folder))
+    print(
+        f"a scenario against itself, {SEEDS} seeds a side: {against_itself.hits} alarms in "
+        f"{against_itself.comparisons} comparisons of {len(measures())} figures ({against_itself.wall_s:.0f} s)"
+    )
+    print(
+        f"ONLINE TTFT p99 longer by {100 * searched.difference:.2f} % (over all {searched.comparisons * SEEDS} pairs): "
+        f"found in {searched.hits} of {searched.comparisons} comparisons of {SEEDS} seeds ({searched.wall_s:.0f} s)"
+    )
+    honest = against_itself.hits <= 0.05 * against_itself.comparisons
+    sys.exit(0 if honest and searched.hits >= 0.8 * searched.comparisons else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Many runs at once: on the cores of this machine with joblib, or on a Ray cluster through joblib."""
+
+import logging
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from twin.errors import InputError
+from twin.scenario import load_scenario
+from twin.simulation import simulate
+from twin.whatif.figures import Figures, figures_of
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One run to be made."""
+
+    number: int
+    document: Mapping[str, Any]
+    """The scenario as data, its paths resolved."""
+    overrides: tuple[str, ...]
+    """As `--set` takes them."""
+    seed: int | None
+    """None = that of the document."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What became of a task."""
+
+    number: int
+    figures: Figures | None
+    """None if it was refused."""
+    error: str | None
+    """Why it was refused, in one line."""
+    simulated_s: float
+    wall_s: float
+
+
+Done = Callable[[int, int, float], None]
+"""(runs made, runs in all, seconds since the first began), called after each."""
+
+
+def run_task(task: Task) -> Run | None:
+    """Make one run; None if Ctrl-C ended it."""
+    start = time.perf_counter()
+    try:
+        result = simulate(load_scenario(task.document, task.overrides, task.seed))
+    except InputError as error:
+        wall_s = time.perf_counter() - start
+        return Run(task.number, None, str(error).splitlines()[0], 0.0, wall_s)
+    except MemoryError:
+        return Run(task.number, None, "not enough memory for this run", 0.0, 0.0)
+    except KeyboardInterrupt:
+        return None
+    if result.interrupted:
+        return None
+    figures = figures_of(result)
+    wall_s = time.perf_counter() - start
+    return Run(task.number, figures, None, result.simulated_ps / 1e12, wall_s)
+
+
+class Interrupted(Exception):
+    """Ctrl-C ended a series of runs; what was made before has been handed out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """Where runs are made."""
+
+    jobs: int
+    """At once."""
+    ray: str | None = None
+    """Address of a Ray cluster, "" = a local one that is started for this; None = no Ray."""
+
+
+def run_all(tasks: Sequence[Task], backend: Backend) -> Iterator[Run]:
+    """The runs in the order in which they end. Raises Interrupted after Ctrl-C, and InputError without Ray.
+
+    Each is handed out as soon as it is there. After Ctrl-C, or where the caller stops, workers are ended at once.
+    """
+    if not tasks:
+        return
+    if backend.ray is not None:
+        yield from _on_ray(tasks, backend)
+        return
+    if backend.jobs == 1 or len(tasks) == 1:
+        for task in tasks:
+            run = run_task(task)
+            if run is None:
+                raise Interrupted
+            yield run
+        return
+    from joblib import Parallel, delayed
+    from joblib.externals.loky import get_reusable_executor
+
+    parallel = Parallel(
+        n_jobs=min(backend.jobs, len(tasks)),
+        batch_size=1,
+        pre_dispatch="2*n_jobs",
+        return_as="generator_unordered",
+    )
+    is_done = False
+    try:
+        yield from _until_interrupted(parallel(delayed(run_task)(task) for task in tasks))
+        is_done = True
+    except KeyboardInterrupt:
+        raise Interrupted from None
+    finally:
+        if not is_done:
+            # What joblib says of results that nobody took is meant so.
+            warnings.simplefilter("ignore", UserWarning)
+            get_reusable_executor().shutdown(wait=False, kill_workers=True)
+
+
+def _until_interrupted(runs: Iterator[Run | None]) -> Iterator[Run]:
+    for run in runs:
+        if run is None:
+            raise Interrupted
+        yield run
+
+
+def _on_ray(tasks: Sequence[Task], backend: Backend) -> Iterator[Run]:
+    try:
+        import ray
+        from joblib import Parallel, delayed, parallel_config
+        from ray.util.joblib import register_ray
+    except ImportError:
+        raise InputError(
+            "--ray needs Ray; pip install 'vllm-twin[optimize,ray]' brings it"
+        ) from None
+    is_ours = not ray.is_initialized()
+    if is_ours:
+        local: dict[str, Any] = {"num_cpus": backend.jobs, "include_dashboard": False}
+        given = {"address": backend.ray} if backend.ray else local
+        try:
+            ray.init(logging_level=logging.ERROR, log_to_driver=False, **given)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise InputError(f"--ray {backend.ray}: {str(error).splitlines()[0]}") from None
+    register_ray()  # type: ignore[no-untyped-call]
+    try:
+        with parallel_config(backend="ray", n_jobs=backend.jobs):
+            parallel = Parallel(
+                batch_size=1, pre_dispatch="2*n_jobs", return_as="generator_unordered"
+            )
+            yield from _until_interrupted(parallel(delayed(run_task)(task) for task in tasks))
+    except KeyboardInterrupt:
+        raise Interrupted from None
+    finally:
+        if is_ours:
+            ray.shutdown()

@@ -1,0 +1,277 @@
+"""The files of comparisons and sweeps: a journal that outlives kill -9, one Parquet, the page, measured runs."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from twin.errors import InputError
+from twin.whatif.sweep import Plan, Row, table_of
+
+JOURNAL, PLAN, TABLE, PAGE = "runs.jsonl", "sweep.json", "sweep.parquet", "sweep.html"
+
+
+class FileJournal:
+    """The rows of a sweep in `DIR/runs.jsonl`, one a line, each written to the disk before the next run is told of.
+
+    Used as a context manager; the lock beside it keeps two sweeps out of one folder.
+    """
+
+    def __init__(self, folder: Path, plan: Plan) -> None:
+        self._folder = folder
+        self._plan = plan
+        self._rows: dict[int, Row] = {}
+        self._file: TextIO | None = None
+
+    def __enter__(self) -> "FileJournal":
+        """Open it. Raises InputError for a folder that holds something else, or cannot be written."""
+        try:
+            self._open()
+        except OSError as error:
+            raise InputError(f"--out {self._folder}: {error.strerror or error}") from None
+        return self
+
+    def _open(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        known, journal = self._folder / PLAN, self._folder / JOURNAL
+        mark = {"mark": self._plan.mark(), **self._plan.to_dict()}
+        if known.exists():
+            before = _json(known)
+            if not isinstance(before, dict) or before.get("mark") != mark["mark"]:
+                raise InputError(
+                    f"--out {self._folder}: holds another sweep ({_difference(before, mark)}); name another folder, "
+                    "or repeat the command that began it to go on"
+                )
+        else:
+            if any(self._folder.iterdir()):
+                raise InputError(f"--out {self._folder}: the folder is not empty; name another")
+            part = self._folder / f".{PLAN}.part"
+            part.write_text(json.dumps(mark, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            part.replace(known)
+        self._file = journal.open("a+", encoding="utf-8")
+        self._lock()
+        self._read(journal)
+
+    def _lock(self) -> None:
+        try:
+            import fcntl
+        except ImportError:  # not on Windows
+            return
+        assert self._file is not None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(
+                f"--out {self._folder}: another sweep is writing here; wait for it, or name another folder"
+            ) from None
+
+    def _read(self, journal: Path) -> None:
+        """What is there; a last line that was cut short is cut off."""
+        data = journal.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            os.truncate(journal, whole)
+        for number, line in enumerate(data[:whole].splitlines(), 1):
+            try:
+                found = json.loads(line)
+                row = Row(found["number"], found["figures"], found["error"])
+            except (ValueError, KeyError, TypeError):
+                raise InputError(
+                    f"{journal} line {number}: is no row of a sweep; delete that line to run it again"
+                ) from None
+            self._rows[row.number] = row
+
+    def rows(self) -> dict[int, Row]:
+        return dict(self._rows)
+
+    def add(self, row: Row) -> None:
+        assert self._file is not None, "the journal is open"
+        found = {"number": row.number, "figures": row.figures, "error": row.error}
+        try:
+            self._file.write(json.dumps(found, ensure_ascii=False, allow_nan=False) + "\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise InputError(f"--out {self._folder}: {error.strerror or error}") from None
+        self._rows[row.number] = row
+
+    def __exit__(self, *exception: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError:
+        raise InputError(
+            f"{path}: is not readable as JSON; delete the folder, or name another"
+        ) from None
+
+
+def _difference(before: Any, now: Mapping[str, Any]) -> str:
+    """In what two plans differ."""
+    if not isinstance(before, dict):
+        return "its sweep.json is of something else"
+    names = {"axes": "other values", "seeds": "other seeds", "scenario": "another scenario"}
+    found = [words for key, words in names.items() if before.get(key) != now[key]]
+    return ", ".join(found) or "of another version"
+
+
+def write_table(folder: Path, plan: Plan, rows: Mapping[int, Row]) -> Path:
+    """`sweep.parquet`: the rows by number. The same rows give the same bytes. Raises InputError where that fails."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {}
+    for name, values in table_of(plan, rows).items():
+        columns[name] = _column(name, values)
+    path, part = folder / TABLE, folder / f".{TABLE}.part"
+    try:
+        pq.write_table(pa.table(columns), part, compression="zstd")
+        part.replace(path)
+    except OSError as error:
+        raise InputError(f"--out {path}: {error.strerror or error}") from None
+    return path
+
+
+def _column(name: str, values: list[Any]) -> Any:
+    import pyarrow as pa
+
+    if name in ("point", "seed"):
+        return pa.array(values, pa.int64())
+    if name == "error":
+        return pa.array(values, pa.string())
+    if name == "saturated":
+        return pa.array(values, pa.bool_())
+    is_numeric = all(
+        v is None or (isinstance(v, int | float) and not isinstance(v, bool)) for v in values
+    )
+    if is_numeric:
+        whole = all(v is None or isinstance(v, int) for v in values) and values
+        return pa.array(values, pa.int64() if whole else pa.float64())
+    return pa.array([None if v is None else _text(v) for v in values], pa.string())
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def write_page(folder: Path, name: str, text: str) -> Path:
+    """A text file that appears when it is complete. Raises InputError where that fails."""
+    path, part = folder / name, folder / f".{name}.part"
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise InputError(f"--out {path}: {error.strerror or error}") from None
+    return path
+
+
+# --- measured runs ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """The requests of one run, as columns; durations in seconds, NaN where a request has none."""
+
+    tiers: Any
+    """Name of the tier, by request."""
+    arrival_s: Any
+    finish_s: Any
+    """NaN for a request that was still inside."""
+    completed: Any
+    """Whether it reached its end."""
+    durations: Mapping[str, Any]
+    """ttft, tpot, e2e, queue, prefill; of completed requests for e2e."""
+    objectives: Mapping[str, Mapping[str, float]]
+    """Of the summary beside it; empty without one."""
+
+
+def read_measured(folder: Path) -> list[MeasuredRun]:
+    """The run in a folder with requests.parquet, or those of its sub-folders. Raises InputError for anything else."""
+    try:
+        files = [folder / "requests.parquet"]
+        if not files[0].is_file():
+            files = sorted(folder.glob("*/requests.parquet"))
+    except OSError as error:
+        raise InputError(f"{folder}: {error.strerror}") from None
+    if not files:
+        raise InputError(
+            f"{folder}: holds no requests.parquet, nor does a folder in it; "
+            "twin run --out DIR and twin-real replay --out DIR write one"
+        )
+    return [_read_run(file) for file in files]
+
+
+NEEDED = (
+    "tier",
+    "arrival_s",
+    "first_scheduled_s",
+    "first_token_s",
+    "finish_s",
+    "output_tokens",
+    "outcome",
+)
+
+
+def _read_run(path: Path) -> MeasuredRun:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        names = pq.read_schema(path).names
+        missing = [name for name in NEEDED if name not in names]
+        if missing:
+            raise InputError(
+                f"{path}: has no column {', '.join(missing)}; it is no table of requests"
+            )
+        table = pq.read_table(path, columns=list(NEEDED))
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(f"{path}: not readable as Parquet: {str(error).splitlines()[0]}") from None
+    if not table.num_rows:
+        raise InputError(f"{path}: holds no request")
+
+    def numbers(name: str) -> Any:
+        return np.asarray(table[name].to_numpy(), dtype=np.float64)
+
+    arrival, first, finish = numbers("arrival_s"), numbers("first_token_s"), numbers("finish_s")
+    start, output = numbers("first_scheduled_s"), numbers("output_tokens")
+    completed = np.array([o == "completed" for o in table["outcome"].to_pylist()])
+    # The last token of a completed request comes when it finishes.
+    between = np.where(
+        completed & (output >= 2), (finish - first) / np.maximum(output - 1, 1), np.nan
+    )
+    durations = {
+        "ttft": first - arrival,
+        "tpot": between,
+        "e2e": np.where(completed, finish - arrival, np.nan),
+        "queue": start - arrival,
+        "prefill": first - start,
+    }
+    return MeasuredRun(
+        np.array(table["tier"].to_pylist(), dtype=object),
+        arrival, finish, completed, durations, _objectives(path.parent / "summary.json"),
+    )  # fmt: skip
+
+
+def _objectives(path: Path) -> dict[str, dict[str, float]]:
+    if not path.is_file():
+        return {}
+    found = _json(path)
+    told = found.get("objectives") if isinstance(found, dict) else None
+    if not isinstance(told, dict):
+        return {}
+    return {
+        tier: {
+            name: float(of["limit_s"])
+            for name, of in judged.items()
+            if isinstance(of, dict) and isinstance(of.get("limit_s"), int | float)
+        }
+        for tier, judged in told.items()
+        if isinstance(judged, dict)
+    }
