@@ -1,24 +1,28 @@
-"""Requests per second of a live server, stock and with the policy, in short blocks taken in turn.
+"""Requests per second of two live servers, stock and with the policy, in short blocks taken in turn.
 
-    python -m benchmarks.paired_throughput [--pairs 30] [--requests 120]
-    python -m benchmarks.paired_throughput --urls STOCK POLICY --out FILE.jsonl    measures servers that run
-    python -m benchmarks.paired_throughput --report FILE.jsonl                     all pairs of a file together
+    python -m benchmarks.paired_throughput [--quads 12]
+    python -m benchmarks.paired_throughput --serve                           starts both, prints where, and waits
+    python -m benchmarks.paired_throughput --urls STOCK POLICY --out FILE    measures them, adds the blocks to a file
+    python -m benchmarks.paired_throughput --report FILE                     all blocks of a file together
 
-Both servers are up, one idle while the other works; a pair is a block on each with the same requests, which of them
-comes first alternates, so that what disturbs the machine for longer than a block meets both. Prints the
-Hodges-Lehmann estimate of the ratio of the two rates and the 95 % interval of the signed-rank test, which a few
-disturbed pairs do not move, and the same of the CPU time that the processes of a server take for a request. The
-policy is `priority`: no hold, so that nobody waits for a batch.
+Four blocks in the order stock, policy, policy, stock (or the other way round) of the same requests give one ratio, so
+that a machine that becomes slower or faster meets both alike. The server whose turn it is not is stopped (SIGSTOP):
+vLLM's workers spin for a second after their last step. Prints the Hodges-Lehmann estimate of the ratio of the two rates
+and its 95 % interval by the signed-rank test, which a few disturbed blocks do not move. The policy is `priority`: no
+hold, so that nobody waits for a batch.
 """
 
 import argparse
 import asyncio
 import json
 import math
+import os
 import random
+import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -38,15 +42,16 @@ TIERS = ("ONLINE", "BATCH", "OFFLINE")
 
 
 def bodies(requests: int, rng: random.Random) -> list[bytes]:
-    """The requests of a block, encoded beforehand."""
+    """The requests of a block, encoded beforehand; the longest replies first, so that all end about together."""
+    lengths = sorted((rng.randint(8, 40) for _ in range(requests)), reverse=True)
     return [
         json.dumps(
             {
-                "model": NAME, "prompt": text_of(64, rng), "max_tokens": 32, "ignore_eos": True,
+                "model": NAME, "prompt": text_of(64, rng), "max_tokens": tokens, "ignore_eos": True,
                 "temperature": 0.0, "vllm_xargs": {"tier": TIERS[i % 3]},
             }
         ).encode()
-        for i in range(requests)
+        for i, tokens in enumerate(lengths)
     ]  # fmt: skip
 
 
@@ -64,42 +69,43 @@ async def block(url: str, work: list[bytes]) -> float:
                 async with client.post("/v1/completions", data=body) as answer:
                     content = await answer.json()
                     assert answer.status == 200, content
-                    assert content["usage"]["completion_tokens"] == 32
 
         begun = time.perf_counter()
         await asyncio.gather(*(one() for _ in range(CONCURRENT)))
         return time.perf_counter() - begun
 
 
-def processes(url: str) -> list[psutil.Process]:
-    """The server that listens there and what it started."""
+def group_of(url: str) -> int:
+    """The process group of the server that listens there."""
     port = int(url.rsplit(":", 1)[1])
-    [root] = [
-        psutil.Process(c.pid)
+    [pid] = [
+        c.pid
         for c in psutil.net_connections("tcp")
         if c.status == psutil.CONN_LISTEN and c.laddr.port == port and c.pid
     ]
-    return [root, *root.children(recursive=True)]
+    return os.getpgid(pid)
 
 
-def cpu_s(found: list[psutil.Process]) -> float:
-    return sum(sum(process.cpu_times()[:2]) for process in found)
-
-
-def measure(urls: list[str], pairs: int, requests: int, seed: int):
-    """Rows of (rate stock, rate policy, CPU seconds a request of both), after two pairs that warm up."""
-    trees = [processes(url) for url in urls]
-    for pair in range(-2, pairs):
-        work = bodies(requests, random.Random(f"{seed}/{pair}"))
-        row: dict = {"seed": seed, "pair": pair, "rate": [0.0, 0.0], "cpu_s": [0.0, 0.0]}
-        for side in (0, 1) if pair % 2 else (1, 0):
-            before = cpu_s(trees[side])
-            seconds = asyncio.run(block(urls[side], work))
-            row["rate"][side] = requests / seconds
-            row["cpu_s"][side] = (cpu_s(trees[side]) - before) / requests
-            time.sleep(1.1)  # workers spin a second after the last step
-        if pair >= 0:
-            yield row
+def measure(urls: list[str], quads: int, requests: int, seed: str) -> Iterator[dict]:
+    """Rows of the seconds of both servers in four blocks, after a round that warms up."""
+    groups = [group_of(url) for url in urls]
+    try:
+        for group in groups:
+            os.killpg(group, signal.SIGSTOP)
+        for quad in range(-1, quads):
+            seconds: list[list[float]] = [[], []]
+            order = (0, 1, 1, 0) if quad % 2 else (1, 0, 0, 1)
+            for place, side in enumerate(order):
+                # The second pair has other requests, so that no prompt is in a prefix cache.
+                work = bodies(requests, random.Random(f"{seed}/{quad}/{place // 2}"))
+                os.killpg(groups[side], signal.SIGCONT)
+                seconds[side].append(asyncio.run(block(urls[side], work)))
+                os.killpg(groups[side], signal.SIGSTOP)
+            if quad >= 0:
+                yield {"seed": seed, "quad": quad, "requests": requests, "seconds": seconds}
+    finally:
+        for group in groups:
+            os.killpg(group, signal.SIGCONT)
 
 
 def interval(ratios: list[float]) -> tuple[float, float, float]:
@@ -115,13 +121,15 @@ def interval(ratios: list[float]) -> tuple[float, float, float]:
 
 
 def report(rows: list[dict]) -> str:
-    lines = [
-        f"{len(rows)} pairs, median {np.median([r['rate'][0] for r in rows]):.0f} requests/s stock"
-    ]
-    for name, key in (("requests/s", "rate"), ("CPU time a request", "cpu_s")):
-        middle, low, high = interval([row[key][1] / row[key][0] for row in rows])
-        lines.append(f"{name}, policy / stock: {middle:.4f}, 95 % interval {low:.4f} to {high:.4f}")
-    return "\n".join(lines)
+    rates = [2 * row["requests"] / sum(row["seconds"][0]) for row in rows]
+    ratios = [sum(row["seconds"][0]) / sum(row["seconds"][1]) for row in rows]
+    middle, low, high = interval(ratios)
+    return (
+        f"{len(rows)} times four blocks, {np.median(rates):.1f} requests/s stock (median)\n"
+        f"requests/s, policy / stock: {middle:.4f}, 95 % interval {low:.4f} to {high:.4f}; single ratios from "
+        f"{min(ratios):.3f} to {max(ratios):.3f}, middle half {np.percentile(ratios, 25):.3f} to "
+        f"{np.percentile(ratios, 75):.3f}"
+    )
 
 
 def start(policy: str, folder: Path, stack: ExitStack) -> str:
@@ -138,13 +146,13 @@ def start(policy: str, folder: Path, stack: ExitStack) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=30)
-    parser.add_argument("--requests", type=int, default=120)
+    parser.add_argument("--quads", type=int, default=12)
+    parser.add_argument("--requests", type=int, default=120, help="of a block")
     parser.add_argument("--policy", default="priority")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", default="0")
     parser.add_argument("--urls", nargs=2, metavar=("STOCK", "POLICY"))
     parser.add_argument("--serve", action="store_true", help="start both, print where, and wait")
-    parser.add_argument("--out", type=Path, help="append each pair as a line")
+    parser.add_argument("--out", type=Path, help="append the blocks as lines")
     parser.add_argument("--report", type=Path)
     args = parser.parse_args()
     if args.report:
@@ -160,7 +168,7 @@ def main() -> None:
             sys.stdin.read()
             return
         rows = []
-        for row in measure(urls, args.pairs, args.requests, args.seed):
+        for row in measure(urls, args.quads, args.requests, args.seed):
             rows.append(row)
             if args.out:
                 with args.out.open("a") as file:

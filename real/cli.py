@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import typer
 
-from real import cli_models, cli_serve
+from real import cli_models, cli_replay, cli_serve
 from real.vllm_names import VLLM_NAMES, missing_names
 
 app = typer.Typer(name="twin-real", no_args_is_help=True, add_completion=False)
@@ -50,6 +50,8 @@ def check() -> None:
 app.command()(cli_serve.serve)
 app.command()(cli_serve.demo)
 app.command()(cli_models.models)
+app.command()(cli_replay.replay)
+app.command()(cli_replay.results)
 
 
 def main() -> None:

@@ -1,0 +1,282 @@
+"""`twin-real replay`: a scenario's traffic against a server. `twin-real results`: what other tools measured."""
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import typer
+
+from real.cli_serve import Overrides, ScenarioFile
+from twin.errors import InputError
+from twin.terminal import INTERRUPTED, complain, errors, write
+
+POLL_S = 1.0
+"""Between two readings of the server's metrics."""
+
+
+def replay(
+    scenario: ScenarioFile,
+    url: Annotated[
+        str,
+        typer.Option(metavar="URL", help="Server, e.g. http://127.0.0.1:8000.", show_default=False),
+    ],
+    overrides: Overrides = None,
+    seed: Annotated[int | None, typer.Option(help="Replaces run.seed.", show_default=False)] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="What the server calls the model.", show_default="the first it lists"),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Write requests.parquet, trace.jsonl, replay.json, summary.json, timeseries.parquet and report.html.",
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Let --out write into a folder that is not empty.")
+    ] = False,
+    endpoint: Annotated[
+        str, typer.Option(help="completions (token ids, exact lengths) or chat (words).")
+    ] = "completions",
+    no_stream: Annotated[
+        bool, typer.Option("--no-stream", help="Ask for whole replies: no TTFT, no ITL.")
+    ] = False,
+    own_lengths: Annotated[
+        bool,
+        typer.Option(
+            "--own-lengths",
+            help="Let the model end its replies, up to the declared max_tokens, instead of forcing the lengths of "
+            "the traffic.",
+        ),
+    ] = False,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Send no tiers, deadlines and priorities along.")
+    ] = False,
+    max_in_flight: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Have at most N requests open; others wait in the client."
+        ),
+    ] = None,
+    until: Annotated[
+        float | None, typer.Option(min=0, metavar="SECONDS", help="Send nothing after this.")
+    ] = None,
+    vocabulary: Annotated[
+        int | None,
+        typer.Option(
+            min=64,
+            metavar="N",
+            help="Token ids of the served model.",
+            show_default="as the scenario's",
+        ),
+    ] = None,
+    content_seed: Annotated[
+        int, typer.Option(help="Seed of the text that stands for content ids.")
+    ] = 0,
+    client_limit: Annotated[
+        bool,
+        typer.Option(
+            "--client-limit",
+            help="Find out beforehand up to which rate this client sends in time, against a server of its own.",
+        ),
+    ] = False,
+) -> None:
+    """Play the traffic of a scenario against an OpenAI-compatible server, each request when it is due.
+
+    Exit status 0 however requests ended, 2 for bad input, 130 after Ctrl-C, which gives up what is open.
+    """
+    with errors():
+        from real.prompts import Prompts
+        from twin.scenario import load_scenario
+
+        _needs("aiohttp", "twin-real replay")
+        from real.measured import write_measured
+        from real.measured_report import render, write_report
+        from real.replay import PRIORITIES, Manner
+
+        loaded = load_scenario(scenario, overrides or [], seed)
+        if endpoint not in ("completions", "chat"):
+            raise InputError(f"--endpoint {endpoint}: must be completions or chat")
+        _check_url(url)
+        if out is not None:
+            from twin.report.folder import check_folder
+
+            check_folder(out, force)
+        manner = Manner(
+            endpoint=endpoint,
+            stream=not no_stream,
+            exact_lengths=not own_lengths,
+            hints=not plain,
+            server_aborts=loaded.policy is not None,
+            max_in_flight=max_in_flight,
+            until_s=until,
+            retries=loaded.cluster.retries,
+        )
+        prompts = Prompts(vocabulary or loaded.model.vocab, content_seed)
+        if not plain:
+            told = ", ".join(f"{tier} {number}" for tier, number in PRIORITIES.items())
+            complain(f"priorities (smaller is more urgent, as in vLLM): {told}")
+        facts: dict[str, Any] = {}
+        if client_limit:
+            facts["client_limit"] = _limit(loaded, manner.stream, prompts)
+        run = _play(loaded, url, model, prompts, manner)
+        facts |= run.facts
+        write(render(run.summary, run.measured, facts["client"]))
+        if out is not None:
+            write_measured(out, run.measured, facts)
+            write_report(out, run.result, run.summary)
+        if run.result.interrupted:
+            raise typer.Exit(INTERRUPTED)
+
+
+def _needs(package: str, command: str) -> None:
+    from importlib.util import find_spec
+
+    try:
+        found = find_spec(package)
+    except ValueError:  # blocked
+        found = None
+    if found is None:
+        raise InputError(f"{command} needs {package}: pip install 'vllm-twin[real]'")
+
+
+def _check_url(url: str) -> None:
+    place = urlsplit(url)
+    if place.scheme not in ("http", "https") or not place.hostname:
+        raise InputError(f"--url {url}: must be like http://127.0.0.1:8000")
+
+
+def _limit(loaded: Any, stream: bool, prompts: Any) -> dict[str, Any]:
+    from real.lateness import LIMIT_S, highest_rate
+    from twin.workload.streams import Traffic, open_streams
+
+    traffic = Traffic(open_streams(loaded.traffic, loaded.run.seed))
+    lengths: list[tuple[int, int]] = []
+    while traffic.next_ps() is not None and len(lengths) < 200:
+        request = traffic.pop().request
+        lengths.append((request.prompt_tokens, request.output_tokens))
+    prompt, output = (round(sum(column) / len(lengths)) for column in zip(*lengths, strict=True))
+    rate, share = highest_rate(prompt, output, stream, prompts.low + prompts.size)
+    complain(
+        f"this client sends up to {rate:g} requests/s of {prompt} and {output} tokens within {1e3 * LIMIT_S:g} ms of "
+        f"their due time, at {100 * share:.0f} % of a processor"
+    )
+    return {"rate": rate, "cpu_share": share, "prompt_tokens": prompt, "output_tokens": output}
+
+
+class _Run:
+    def __init__(self, measured: Any, result: Any, summary: Any, facts: dict[str, Any]) -> None:
+        self.measured, self.result, self.summary, self.facts = measured, result, summary, facts
+
+
+def _play(loaded: Any, url: str, model: str | None, prompts: Any, manner: Any) -> _Run:
+    from real.lateness import client_facts, warnings_of
+    from real.measured_report import length_mismatch, result_of, span_s, summary_of
+    from real.server_metrics import Reading, read, series_of
+    from twin.workload.streams import Traffic, open_streams
+
+    name = model or _first_model(url)
+    before = read(url)
+    readings: list[tuple[float, Reading]] = []
+
+    async def session() -> Any:
+        from real.replay import replay as play
+
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        begun = loop.time()
+
+        async def poll() -> None:
+            while before is not None:
+                found = await asyncio.to_thread(read, url)
+                if found is not None:
+                    readings.append((loop.time() - begun, found))
+                await asyncio.sleep(POLL_S)
+
+        polling = asyncio.create_task(poll())
+        try:
+            traffic = Traffic(open_streams(loaded.traffic, loaded.run.seed))
+            return await play(url, name, traffic, prompts, manner, stop)
+        finally:
+            polling.cancel()
+
+    done = asyncio.run(session())
+    after = read(url)
+    changes = after.since(before) if before is not None and after is not None else {}
+    if after is not None:
+        readings.append((max(done.wall_s, readings[-1][0] if readings else 0.0), after))
+    series = series_of(readings, span_s(done.measured))
+    result = result_of(loaded, done.measured, series, changes, done.wall_s, done.interrupted)
+    told = warnings_of(done, manner.max_in_flight)
+    mismatch = length_mismatch(done.measured)
+    if mismatch is not None and mismatch > 0.01:
+        told.insert(
+            0, f"{100 * mismatch:.1f} % of the completed requests had other lengths than planned"
+        )
+    queried = 0.0 if before is None else before.values.get("prefix_query_tokens", 0.0)
+    facts = {
+        "url": url,
+        "model": name,
+        "scenario": loaded.to_dict(),
+        "client": client_facts(done),
+        "length_mismatch": mismatch,
+        "exact_lengths": manner.exact_lengths,
+        "max_in_flight": manner.max_in_flight,
+        "server": {
+            "cache_at_start": "unknown" if before is None else "warm" if queried else "cold",
+            "prompt_tokens_before": queried,
+            "changes": changes,
+        },
+        "wall_s": done.wall_s,
+    }
+    return _Run(done.measured, result, summary_of(result, url, told), facts)
+
+
+def _first_model(url: str) -> str:
+    import json
+    import urllib.request
+
+    try:
+        with urllib.request.urlopen(f"{url.rstrip('/')}/v1/models", timeout=10) as answer:
+            return str(json.load(answer)["data"][0]["id"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise InputError(
+            f"--url {url}: no list of models at /v1/models: {error}; is the server up? name the model with --model"
+        ) from None
+
+
+def results(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="Results of `vllm bench serve --save-detailed`, guidellm (JSON) or aiperf (profile_export.jsonl).",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write.", show_default=False)],
+    force: Annotated[
+        bool, typer.Option("--force", help="Let --out write into a folder that is not empty.")
+    ] = False,
+) -> None:
+    """Read what another load generator measured and write it as a replay would: requests.parquet, trace.jsonl."""
+    with errors():
+        from real.measured import write_measured
+        from real.results import read_results
+        from twin.cli_files import keep_apart
+        from twin.report.folder import check_folder
+
+        keep_apart({"--out": [out / "requests.parquet", out / "trace.jsonl"]}, files)
+        check_folder(out, force)
+        for number, file in enumerate(files):
+            tool, measured = read_results(file)
+            folder = out if len(files) == 1 else out / str(number)
+            folder.mkdir(exist_ok=True)
+            write_measured(folder, measured, {"tool": tool, "file": str(file)})
+            done = sum(one.record.outcome == "completed" for one in measured)
+            write(f"{folder}: {len(measured):,} requests of {tool}, {done:,} completed\n")

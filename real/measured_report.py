@@ -1,0 +1,155 @@
+"""Measured requests in the simulator's own tables and charts."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from real.measured import Measured
+from twin.clock import PS
+from twin.engine.replica import EngineStats
+from twin.metrics.record_table import RecordTable
+from twin.metrics.records import OUTCOMES
+from twin.metrics.timeseries import TimeSeries
+from twin.report.folder import write_folder
+from twin.report.json_summary import summarize
+from twin.report.tables import table, to_text
+from twin.report.texts import duration
+from twin.scenario import Scenario
+from twin.simulation import Result
+
+SHOWN = ("ttft", "tpot", "itl", "e2e")
+
+
+def result_of(
+    scenario: Scenario,
+    measured: Sequence[Measured],
+    series: TimeSeries,
+    changes: dict[str, float],
+    wall_s: float,
+    interrupted: bool,
+) -> Result:
+    """A run of the simulator in form. What only a simulator knows (what the time of steps was for) is left empty.
+
+    `changes` are the counters of the server since the start.
+    """
+    records = [one.record for one in measured]
+    ends = [record.finish_ps for record in records if record.finish_ps is not None]
+    inside = sum(
+        (record.finish_ps or 0) - record.arrival_ps for record in records if record.finish_ps
+    )
+    whole = {name: round(value) for name, value in changes.items()}
+    names = ("steps", "preemptions", "prefix_hit_tokens", "prefix_query_tokens", "scheduled_tokens",
+             "prompt_tokens", "generation_tokens")  # fmt: skip
+    stats = EngineStats()
+    for name in names:
+        setattr(stats, name, whole.get(name, 0))
+    return Result(
+        scenario=scenario,
+        kept=RecordTable(records),
+        counted=None,
+        places={},
+        engines=(stats,),
+        alive_ps=(0,),
+        fleet=None,
+        policies=(),
+        warnings=(),
+        simulated_ps=max(ends, default=0),
+        inflight_request_ps=inside,
+        events=0,
+        wall_s=wall_s,
+        interrupted=interrupted,
+        decisions={},
+        series=series,
+        log=(),
+    )
+
+
+def summary_of(result: Result, url: str, warnings: Sequence[str]) -> dict[str, Any]:
+    """The summary of a measured run: as of a simulated one, and saying that it is none."""
+    summary = summarize(result)
+    summary["verdict"] = (
+        f"Measured at {url}, not simulated: instants count from the first that was due."
+    )
+    summary["measured"] = url
+    summary["warnings"] = [*warnings, *summary["warnings"]]
+    return summary
+
+
+def write_report(folder: Path, result: Result, summary: dict[str, Any]) -> None:
+    """summary.json, timeseries.parquet and report.html."""
+    write_folder(folder, result, summary, ("summary.json", "timeseries.parquet", "report.html"))
+
+
+def render(summary: dict[str, Any], measured: Sequence[Measured], client: dict[str, Any]) -> str:
+    """The tables on a terminal: what became of the requests, latencies from when they were due and were sent."""
+    counts = table("Requests", "offered", *(outcome.replace("_", " ") for outcome in OUTCOMES))
+    for name, tier in {**summary["tiers"], "all": summary["totals"]}.items():
+        counts.add_row(name, *(f"{tier[column]:,}" for column in ("offered", *OUTCOMES)))
+    times = table("Latency", "n", "mean", "p50", "p90", "p99")
+    for name, tier in summary["tiers"].items():
+        for latency in SHOWN:
+            stats = tier[f"{latency}_s"]
+            if stats["mean"] is None:
+                continue
+            cells = [duration(stats[stat]) for stat in ("mean", "p50", "p90", "p99")]
+            label = f"{name} {latency.upper()}" + (" (due)" if latency == "ttft" else "")
+            times.add_row(label, f"{tier['samples'][latency]:,}", *cells)
+        if (sent := _sent(measured, name)) is not None:
+            times.add_row(f"{name} TTFT (sent)", *sent)
+    lines = list(_failures(measured))
+    lines.append(client_line(client))
+    lines += [f"warning: {text}" for text in summary["warnings"]]
+    return "\n".join((to_text([counts], False), to_text([times], False), "\n".join(lines))) + "\n"
+
+
+def _failures(measured: Sequence[Measured]) -> Iterator[str]:
+    """What did not complete, by reason, and how long it took: no latency above has these in it."""
+    spans: dict[str, list[float]] = {}
+    for one in measured:
+        record = one.record
+        if record.outcome != "completed":
+            found = spans.setdefault(f"{record.outcome} ({record.reason})", [])
+            if record.finish_ps is not None:
+                found.append((record.finish_ps - record.arrival_ps) / PS)
+    for what, seconds in sorted(spans.items()):
+        count = sum(f"{one.record.outcome} ({one.record.reason})" == what for one in measured)
+        after = f", after {duration(min(seconds))} to {duration(max(seconds))}" if seconds else ""
+        yield f"{count:,} {what}{after}"
+
+
+def client_line(client: dict[str, Any]) -> str:
+    """How well the client kept its times."""
+    late = client["lateness"]
+    text = f"client: {100 * client['cpu_share']:.0f} % of a processor"
+    if late is not None:
+        text += (
+            f"; sent {1e3 * late['p50_s']:.1f} ms (p50), {1e3 * late['p99_s']:.1f} ms (p99) after due; "
+            f"on time (within {1e3 * client['sent_on_time_limit_s']:g} ms) at up to {late['busiest_on_time']} "
+            "requests in a second"
+        )
+    return text
+
+
+def _sent(measured: Sequence[Measured], tier: str) -> list[str] | None:
+    import numpy as np
+
+    found = [one.sent_ttft_s for one in measured if one.record.tier == tier]
+    known = np.array([seconds for seconds in found if seconds is not None])
+    if not len(known):
+        return None
+    stats = [float(known.mean()), *np.percentile(known, [50, 90, 99]).tolist()]
+    return [f"{len(known):,}", *(duration(seconds) for seconds in stats)]
+
+
+def length_mismatch(measured: Sequence[Measured]) -> float | None:
+    """Share of the completed requests whose reply or prompt had another length than planned; None if nobody knows."""
+    done = [one for one in measured if one.planned and one.record.outcome == "completed"]
+    if not done:
+        return None
+    got = [(one.record.prompt_tokens, one.record.output_tokens) for one in done]
+    return sum(a != one.planned for a, one in zip(got, done, strict=True)) / len(done)
+
+
+def span_s(measured: Sequence[Measured]) -> float:
+    """Seconds from the start to the last end."""
+    return max((one.record.finish_ps or 0 for one in measured), default=0) / PS
