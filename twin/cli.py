@@ -14,9 +14,11 @@ import typer
 
 from twin.cli_compare import compare
 from twin.cli_import import import_
+from twin.cli_optimize import fewest_gpus, headroom, optimize
 from twin.cli_prometheus import from_prometheus
 from twin.cli_run import run
 from twin.cli_show import explain, schema
+from twin.cli_sweep import sweep
 from twin.cli_trace import app as trace_app
 from twin.terminal import INTERRUPTED, errors, wants_color, write
 
@@ -25,6 +27,10 @@ app = typer.Typer(
 )
 app.command()(run)
 app.command()(compare)
+app.command()(sweep)
+app.command()(optimize)
+app.command("fewest-gpus")(fewest_gpus)
+app.command()(headroom)
 app.command()(explain)
 app.command()(schema)
 app.command("import")(import_)

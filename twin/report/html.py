@@ -60,31 +60,30 @@ def render_html(result: Result, summary: Mapping[str, Any]) -> str:
     parts = [
         _head(summary),
         _tiles(summary),
-        _section("What bound the run", _shares(summary["bound"], (*LIMITS, "idle"), LIMIT_NAMES)),
-        _section("What the GPU time was for", _shares(summary["gpu_time"], USES, USE_NAMES)),
+        section("What bound the run", _shares(summary["bound"], (*LIMITS, "idle"), LIMIT_NAMES)),
+        section("What the GPU time was for", _shares(summary["gpu_time"], USES, USE_NAMES)),
         _advice(summary),
-        _section("Requests and objectives", _requests(summary) + _objectives(summary)),
-        _section("Latency", _latencies(summary) + _charts(figures, "charts")),
-        _section("Over time", _charts(lines, "times"), anchor="timelines"),
+        section("Requests and objectives", _requests(summary) + _objectives(summary)),
+        section("Latency", _latencies(summary) + _charts(figures, "charts")),
+        section("Over time", _charts(lines, "times"), anchor="timelines"),
     ]
     if scaling:
         title = "Cost" if result.fleet is None else "Replicas and cost"
-        parts.append(_section(title, scaling))
+        parts.append(section(title, scaling))
     if histogram:
         figures["histogram"] = charts.preemption_histogram(histogram)
-        chart = _chart("histogram", figures["histogram"])
-        parts.append(
-            _section("Preemptions", _preemptions(result, summary, series.period_ps, chart))
-        )
+        drawn = chart("histogram", figures["histogram"])
+        parts.append(section("Preemptions", _preemptions(result, summary, series.period_ps, drawn)))
     parts += [
-        _section("KV pages by length of the prompt", _pages(summary)),
-        _section("Estimated wait", _waits(summary)),
-        _section("The run", _run(summary, scenario.to_dict())),
+        section("KV pages by length of the prompt", _pages(summary)),
+        section("Estimated wait", _waits(summary)),
+        section("The run", _run(summary, scenario.to_dict())),
     ]
-    return _page(summary["scenario"], "\n".join(parts), figures | lines)
+    return page(summary["scenario"], "\n".join(parts), figures | lines)
 
 
-def _page(title: str, body: str, figures: Mapping[str, Any]) -> str:
+def page(title: str, body: str, figures: Mapping[str, Any]) -> str:
+    """A whole page that opens offline: a body of HTML, and the figures that its charts show, by name."""
     from plotly.offline import get_plotlyjs
 
     data = json.dumps(figures, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
@@ -107,7 +106,8 @@ def _asset(name: str) -> str:
     return (resources.files("twin.report") / name).read_text(encoding="utf-8")
 
 
-def _section(title: str, body: str, anchor: str = "") -> str:
+def section(title: str, body: str, anchor: str = "") -> str:
+    """A part of a page; `body` is HTML."""
     place = f' id="{anchor}"' if anchor else ""
     return f"<section{place}><h2>{escape(title)}</h2>{body}</section>"
 
@@ -183,7 +183,7 @@ def _shares(shares: Mapping[str, float], names: Sequence[str], texts: Mapping[st
     return f'<div class="bar">{bar}</div><ul class="legend">{legend}</ul>'
 
 
-def _table(
+def table_html(
     head: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1, kind: str = ""
 ) -> str:
     """A table of escaped cells; a row whose first cell is not empty begins a group."""
@@ -209,7 +209,7 @@ def _requests(summary: Mapping[str, Any]) -> str:
     if len(rows) > 1:
         rows["all"] = summary["totals"]
     outcomes = [outcome.replace("_", " ") for outcome in OUTCOMES]
-    return _table(
+    return table_html(
         ["Tier", "offered", "good/s", "attained", *outcomes],
         (
             [
@@ -241,7 +241,7 @@ def _objectives(summary: Mapping[str, Any]) -> str:
             )
     if not rows:
         return "<p>No objectives are given: every completed request is good.</p>"
-    return "<br>" + _table(
+    return "<br>" + table_html(
         ["Tier", "objective", "found", "limit", "", "ended without one"], rows, 2
     )
 
@@ -265,19 +265,20 @@ def _latencies(summary: Mapping[str, Any]) -> str:
         '<p class="soft">TTFT is queue plus prefill. The mean stands last: it falls when more requests dilute a few '
         f"slow ones.{within}</p>"
     )
-    return _table(head, rows, 2, "latency") + note
+    return table_html(head, rows, 2, "latency") + note
 
 
 def _charts(figures: Mapping[str, Any], kind: str) -> str:
-    return f'<div class="{kind}">{"".join(map(_chart, figures, figures.values()))}</div>'
+    return f'<div class="{kind}">{"".join(map(chart, figures, figures.values()))}</div>'
 
 
-def _chart(name: str, figure: Mapping[str, Any]) -> str:
+def chart(name: str, figure: Mapping[str, Any]) -> str:
+    """The place of the figure called `name`."""
     caption = escape(figure["title"])
     return f'<figure><figcaption>{caption}</figcaption><div class="chart" id="chart-{name}"></div></figure>'
 
 
-def _preemptions(result: Result, summary: Mapping[str, Any], period_ps: int, chart: str) -> str:
+def _preemptions(result: Result, summary: Mapping[str, Any], period_ps: int, drawn: str) -> str:
     found, engine = summary["preemptions"], summary["engine"]
     events = [event for event in result.log if event.kind == "preemption"]
     text = (
@@ -287,7 +288,7 @@ def _preemptions(result: Result, summary: Mapping[str, Any], period_ps: int, cha
         f"{plural(engine['recomputed_tokens'], 'token')} had to be computed again."
     )
     if result.kept is None:
-        return f"<p>{text}</p>{chart}<p class=soft>Single ones are not told: records were not kept.</p>"
+        return f"<p>{text}</p>{drawn}<p class=soft>Single ones are not told: records were not kept.</p>"
     width = 10 * period_ps / 1e12
     rows = "".join(
         f'<tr data-at="{event.at_ps / 1e12:.6f}" data-width="{width:g}"><td>{event.at_ps / 1e12:,.3f} s</td>'
@@ -297,7 +298,7 @@ def _preemptions(result: Result, summary: Mapping[str, Any], period_ps: int, cha
     more = len(events) - EVENTS_LISTED
     rest = f"<p class=soft>and {count(more)} more in events.jsonl</p>" if more > 0 else ""
     return (
-        f"<p>{text}</p>{chart}"
+        f"<p>{text}</p>{drawn}"
         f"<details><summary>The first {plural(min(len(events), EVENTS_LISTED), 'preemption')}: a click shows the time "
         f'around one above</summary><div class="wide"><table><tbody>{rows}</tbody></table></div>{rest}</details>'
     )
@@ -322,7 +323,7 @@ def _pages(summary: Mapping[str, Any]) -> str:
         "fills yet."
     )
     head = ["Prompt", "running at once", "token slots each", "of them empty", "empty"]
-    return f"<p>{escape(text)}</p>" + _table(head, rows)
+    return f"<p>{escape(text)}</p>" + table_html(head, rows)
 
 
 def _waits(summary: Mapping[str, Any]) -> str:
@@ -341,7 +342,7 @@ def _waits(summary: Mapping[str, Any]) -> str:
         "When a request arrived, the twin estimated its queue time from its own state at that instant. "
         "This is how far it was off (above 0: too long)."
     )
-    return f"<p>{text}</p>" + _table(head, rows)
+    return f"<p>{text}</p>" + table_html(head, rows)
 
 
 def _signed(seconds: float | None) -> str:
@@ -358,8 +359,8 @@ def _advice(summary: Mapping[str, Any]) -> str:
         [escape(row["change"]), escape(row["before"]), escape(row["after"])]
         for row in advice["best"]
     ]
-    table = _table(["Change", "this run", "with the change"], rows) if rows else ""
-    return _section("Which single change helps most", f"<p>{escape(advice['text'])}</p>{table}")
+    table = table_html(["Change", "this run", "with the change"], rows) if rows else ""
+    return section("Which single change helps most", f"<p>{escape(advice['text'])}</p>{table}")
 
 
 def _run(summary: Mapping[str, Any], document: Mapping[str, Any]) -> str:

@@ -59,14 +59,9 @@ class Range:
 def label_of(key: str) -> str:
     """`engine.max_num_seqs` -> `max_num_seqs`, `policy.tiers.0.max_wait` -> `tiers.0.max_wait`."""
     steps = key.split(".")
-    start = len(steps) - 1
-    while start and (
-        (start == len(steps) - 1 and len(steps[start]) < 6) or steps[start].isdecimal()
-    ):
-        start -= 1
-    if steps[start - 1].isdecimal() and start >= 2:
-        start -= 2
-    return ".".join(steps[start:])
+    if len(steps) >= 3 and steps[-2].isdecimal() and steps[-3] != "traffic":
+        return ".".join(steps[-3:])
+    return steps[-1]
 
 
 def text_of(value: Any) -> str:

@@ -14,7 +14,9 @@ Figure = dict[str, Any]
 COLORS = 6
 
 
-def throughput_latency(plan: Plan, points: Sequence[Point], load: Axis | None, latency: str) -> Figure:
+def throughput_latency(
+    plan: Plan, points: Sequence[Point], load: Axis | None, latency: str
+) -> Figure:
     """Each point by its throughput and latency; with an axis of loads, one line for each of the other combinations."""
     index = None if load is None else plan.axes.index(load)
     groups: dict[str, list[Point]] = {}
@@ -27,7 +29,11 @@ def throughput_latency(plan: Plan, points: Sequence[Point], load: Axis | None, l
         groups.setdefault(", ".join(others) if load is not None else "", []).append(point)
     traces = []
     for number, (name, members) in enumerate(groups.items()):
-        known = [p for p in members if p.mean(latency) is not None and p.mean("requests_per_s") is not None]
+        known = [
+            p
+            for p in members
+            if p.mean(latency) is not None and p.mean("requests_per_s") is not None
+        ]
         if not known:
             continue
         color = f"var(--tier{number % COLORS})"
@@ -56,10 +62,13 @@ def throughput_latency(plan: Plan, points: Sequence[Point], load: Axis | None, l
 
 def _told(plan: Plan, point: Point, latency: str) -> str:
     values = ", ".join(
-        f"{axis.label} {text_of(value)}" for axis, value in zip(plan.axes, point.values, strict=True)
+        f"{axis.label} {text_of(value)}"
+        for axis, value in zip(plan.axes, point.values, strict=True)
     )
     told = f"{values}<br>{point.mean('requests_per_s'):.3g} requests/s, {duration(point.mean(latency))}"
-    return told + ("<br>saturated: latency depends on the length of the run" if point.is_saturated else "")
+    return told + (
+        "<br>saturated: latency depends on the length of the run" if point.is_saturated else ""
+    )
 
 
 def heat_map(plan: Plan, points: Sequence[Point], figure: Measure) -> Figure | None:

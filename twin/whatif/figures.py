@@ -1,5 +1,6 @@
 """The figures of a run that comparisons, sweeps and searches look at: flat names, units, which way is better."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +65,10 @@ def _of_summary(summary: Mapping[str, Any]) -> Iterator[tuple[str, float | None]
         for latency in LATENCIES:
             for stat in STATS:
                 yield f"{name}.{latency}_{stat}", tier[f"{latency}_s"][stat]
+    for name, judged_by in summary["objectives"].items():
+        for objective, found in judged_by.items():
+            met = found["met"]
+            yield f"met.{name}.{objective}", None if met is None else float(met)
     for name, value in summary["throughput"].items():
         yield name, value
     cost, engine = summary["cost"], summary["engine"]
@@ -84,29 +89,37 @@ def _of_summary(summary: Mapping[str, Any]) -> Iterator[tuple[str, float | None]
 def growth_of(result: Result) -> float | None:
     """The share of arrivals that a queue without end would be made of, were the run longer, or that failed.
 
-    The number inside is averaged over the middle fifth of the time of the arrivals and over the last fifth; by how much
-    it grew, over the arrivals in between, is the share that finds no service. In a steady run it is about 0, at twice
-    the capacity a half. Requests that were refused, timed out or aborted (prompts that are too long aside) count as not
-    served. None where records were not kept or fewer than 20 requests came.
+    The number waiting (of a run much longer than a request: the number inside) is averaged over the middle fifth of the
+    time of the arrivals and over the last fifth; by how much it grew, over the arrivals in between, is the share that
+    finds no service. In a steady run it is about 0, at twice the capacity a half. Requests that were refused, timed out
+    or aborted (prompts that are too long aside) count as not served. None where records were not kept or fewer than 20
+    requests came.
     """
     if result.kept is None or len(result.kept) < LEAST_REQUESTS:
         return None
     columns = result.kept.columns()
-    arrival = np.sort(np.asarray(columns["arrival_ps"], dtype=np.float64))
+    arrival = np.asarray(columns["arrival_ps"], dtype=np.float64)
     finish = np.asarray(columns["finish_ps"], dtype=np.float64)
-    gone = np.sort(np.where(finish == NONE, float(result.simulated_ps), finish))
-    first, last = arrival[0], arrival[-1]
+    start = np.asarray(columns["first_scheduled_ps"], dtype=np.float64)
+    gone = np.where(finish == NONE, float(result.simulated_ps), finish)
+    first, last = float(arrival.min()), float(arrival.max())
     failed = sum(record.outcome in FAILED and record.reason != "too_long" for record in result.kept)
     share = failed / len(result.kept)
     if last <= first:
         return share
     span = last - first
-    middle = _mean_inside(arrival, gone, first + 0.4 * span, first + 0.6 * span)
-    end = _mean_inside(arrival, gone, first + 0.8 * span, last)
-    low, high = np.searchsorted(arrival, [first + 0.5 * span, first + 0.9 * span])
+    is_long = span > LONG_RUN * float(np.median(gone - arrival))
+    left = gone if is_long else np.where(start == NONE, gone, start)
+    middle = _mean_inside(arrival, left, first + 0.4 * span, first + 0.6 * span)
+    end = _mean_inside(arrival, left, first + 0.8 * span, last)
+    came = np.sort(arrival)
+    low, high = np.searchsorted(came, [first + 0.5 * span, first + 0.9 * span])
     between = max(1, int(high - low))
     return float(max(0.0, min(1.0, (end - middle) / between + share)))
 
+
+LONG_RUN = 10
+"""Arrivals over so many times the median stay have a number inside that has settled by the middle."""
 
 FAILED = ("refused", "timed_out", "aborted")
 
@@ -114,8 +127,8 @@ FAILED = ("refused", "timed_out", "aborted")
 def _mean_inside(arrival: Any, gone: Any, start: float, end: float) -> float:
     """Requests that have come and not gone, averaged over 101 instants."""
     at = np.linspace(start, end, 101)
-    came = np.searchsorted(arrival, at, side="right")
-    left = np.searchsorted(gone, at, side="right")
+    came = np.searchsorted(np.sort(arrival), at, side="right")
+    left = np.searchsorted(np.sort(gone), at, side="right")
     return float(np.mean(came - left))
 
 
@@ -123,6 +136,31 @@ def is_saturated(figures: Mapping[str, float | None]) -> bool:
     """Whether more came than the system can take, so that latencies depend on how long the run was."""
     growth = figures.get("growth")
     return growth is not None and growth > SATURATED_GROWTH
+
+
+def mean_figures(rows: Sequence[Figures]) -> Figures:
+    """The mean of each figure over replications; None where one of them has none."""
+    means: Figures = {}
+    for name in rows[0] if rows else ():
+        known = [value for row in rows if (value := row.get(name)) is not None]
+        means[name] = math.fsum(known) / len(known) if len(known) == len(rows) else None
+    return means
+
+
+NOTHING = 1e6
+"""Stands for the excess over a limit of a figure that has no value although requests were there."""
+
+
+def excess(figures: Figures, of: Measure) -> float:
+    """log(value / limit) of an objective: above 0 where it is broken; 0 where there was nothing to judge."""
+    value = figures.get(of.name)
+    if of.limit is None:
+        return 0.0
+    if value is None:
+        # Of several seeds some may have had something to judge.
+        met = figures.get(f"met.{of.name}", 0.0)
+        return 0.0 if f"met.{of.name}" in figures and met is None else NOTHING
+    return math.log(max(value, 1e-12) / of.limit)
 
 
 WORDS = {

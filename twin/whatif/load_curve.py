@@ -65,7 +65,9 @@ class LoadCurve:
                 f"Latency takes off after {self.knee.load:g} (knee: {self.latency} {duration(self.knee.latency_s)})."
             )
         if self.peak is not None:
-            told.append(f"Throughput peaks at {self.peak.load:g} with {self.peak.throughput:.3g} requests/s.")
+            told.append(
+                f"Throughput peaks at {self.peak.load:g} with {self.peak.throughput:.3g} requests/s."
+            )
         target = self.target
         if target is not None:
             told.append(
@@ -111,7 +113,9 @@ class LoadCurve:
 
 def is_load(axis: Axis) -> bool:
     """Whether the key says how much traffic comes."""
-    return axis.is_numeric and axis.key.split(".")[-1] in LOAD_KEYS and axis.key.startswith("traffic.")
+    return (
+        axis.is_numeric and axis.key.split(".")[-1] in LOAD_KEYS and axis.key.startswith("traffic.")
+    )
 
 
 def load_curve(
@@ -128,9 +132,7 @@ def load_curve(
             continue
         saturated = saturated or point.is_saturated
         throughput, inside = point.mean("requests_per_s"), point.mean("in_system_mean")
-        loads.append(
-            Load(load, throughput or 0.0, point.mean(latency), saturated, inside or 0.0)
-        )
+        loads.append(Load(load, throughput or 0.0, point.mean(latency), saturated, inside or 0.0))
     steady = [found for found in loads if not found.saturated]
     return LoadCurve(
         key=axis_key,

@@ -10,6 +10,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from twin.errors import InputError
+from twin.whatif.optimize import Search
 from twin.whatif.sweep import Plan, Row, table_of
 
 JOURNAL, PLAN, TABLE, PAGE = "runs.jsonl", "sweep.json", "sweep.parquet", "sweep.html"
@@ -166,6 +167,44 @@ def write_page(folder: Path, name: str, text: str) -> Path:
     path, part = folder / name, folder / f".{name}.part"
     try:
         part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise InputError(f"--out {path}: {error.strerror or error}") from None
+    return path
+
+
+def make_folder(folder: Path) -> None:
+    """A folder to write to. Raises InputError where there cannot be one."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out {folder}: {error.strerror or error}") from None
+
+
+def write_trials(folder: Path, search: Search, found: Mapping[str, Any]) -> Path:
+    """`trials.parquet`: one row a configuration that a search tried. Raises InputError where that fails."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    trials = found["trials"]
+    columns: dict[str, Any] = {}
+    for i, axis in enumerate(search.axes):
+        columns[axis.key] = _column(axis.key, [entry["point"][i] for entry in trials])
+    for name in dict.fromkeys(name for entry in trials for name in entry["figures"]):
+        values = [entry["figures"].get(name) for entry in trials]
+        columns[name] = pa.array([None if v is None else float(v) for v in values], pa.float64())
+    front = {entry["key"] for entry in found["front"]}
+    columns["seeds"] = pa.array([entry["seeds"] for entry in trials], pa.int64())
+    for name, flags in (
+        ("stopped", [entry["stopped"] for entry in trials]),
+        ("keeps_objectives", [entry["is_good"] for entry in trials]),
+        ("front", [entry["key"] in front for entry in trials]),
+    ):
+        columns[name] = pa.array(flags, pa.bool_())
+    columns["error"] = pa.array([entry["error"] for entry in trials], pa.string())
+    path, part = folder / "trials.parquet", folder / ".trials.parquet.part"
+    try:
+        pq.write_table(pa.table(columns), part, compression="zstd")
         part.replace(path)
     except OSError as error:
         raise InputError(f"--out {path}: {error.strerror or error}") from None
