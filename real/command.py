@@ -37,6 +37,8 @@ class Serving:
     """default: the scheduler takes the default for a hint that makes no sense; reject: the client gets a 400."""
     dummy: bool = False
     """Random weights: nothing is loaded."""
+    shutdown_timeout: int = DRAIN_S
+    """Seconds vLLM itself goes on with what runs after a signal."""
     more: Sequence[str] = ()
     """Further arguments, handed to vLLM as they are."""
 
@@ -76,7 +78,7 @@ def serve_command(scenario: Scenario, serving: Serving) -> list[str]:
         "watermark": engine.watermark or None,
         "async-scheduling": engine.async_scheduling,
         "enforce-eager": document["enforce_eager"] or None,
-        "shutdown-timeout": DRAIN_S,
+        "shutdown-timeout": serving.shutdown_timeout,
         "middleware": MIDDLEWARE,
         "additional-config": json.dumps({CONFIG_KEY: _settings(scenario, serving)}),
     }

@@ -1,0 +1,244 @@
+"""`twin-real manifests`: a scenario as Kubernetes objects, and what is wrong with anybody's."""
+
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from real.cli_serve import Overrides, tiny_scenario
+from real.manifest_lint.check import lint
+from real.manifest_lint.finding import Finding
+from real.manifest_lint.objects import Cluster, Manifest
+from real.manifest_lint.tools import (
+    build,
+    check_queries,
+    kubectl,
+    kustomization_in,
+    manifests_of,
+    promtool,
+)
+from real.manifests import Rendered, render
+from real.manifests_numbers import numbers_of
+from real.manifests_predict import predict
+from real.manifests_setup import FINGERPRINT, Setup
+from twin.errors import InputError
+from twin.scenario import load_scenario
+from twin.scenario_yaml import parse_documents
+from twin.terminal import MISSED, complain, errors, write
+
+
+def manifests(
+    scenario: Annotated[
+        Path | None,
+        typer.Argument(metavar="[SCENARIO]", help="Scenario file (YAML).", show_default=False),
+    ] = None,
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write the objects there.", show_default=False),
+    ] = None,
+    check: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Say what is wrong with the manifests there.", show_default=False
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Write into a folder that is not empty.")
+    ] = False,
+    namespace: Annotated[str, typer.Option(help="Namespace of the objects.")] = "inference",
+    image: Annotated[
+        str, typer.Option(help="Image made with k8s/Containerfile.")
+    ] = "vllm-twin:0.1.0",
+    models_claim: Annotated[
+        str, typer.Option(help="PersistentVolumeClaim with the weights.")
+    ] = "model-weights",
+    prometheus: Annotated[
+        str, typer.Option(metavar="URL", help="Where KEDA finds Prometheus.")
+    ] = "http://prometheus-operated.monitoring.svc:9090",
+    monitoring: Annotated[str, typer.Option(help="Namespace of Prometheus.")] = "monitoring",
+    proxy: Annotated[
+        bool, typer.Option(help="An HAProxy with the scenario's routing and limits.")
+    ] = True,
+    tiny: Annotated[
+        bool,
+        typer.Option("--tiny", help="Serve the built-in model on CPUs instead, for a laptop."),
+    ] = False,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="With --check: compare the policy with that of a running server.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Render a scenario for Kubernetes (--out), or check manifests (--check); status 1 for faults."""
+    with errors():
+        if (out is None) == (check is None):
+            raise InputError("give either --out DIR (with a scenario) or --check DIR")
+        if check is not None:
+            if scenario is not None:
+                raise InputError(f"--check looks at a folder of manifests, not at {scenario}")
+            _check(check, server)
+            return
+        if scenario is None or out is None:
+            raise InputError("--out needs a scenario: twin-real manifests SCENARIO --out DIR")
+        if server is not None:
+            raise InputError("--server goes with --check")
+        if ":" not in image.rpartition("/")[2]:
+            raise InputError(f"--image {image}: name a tag, so that it is the same image tomorrow")
+        loaded = load_scenario(scenario, overrides or [])
+        prediction = predict(loaded)
+        loaded = tiny_scenario(loaded) if tiny else loaded
+        setup = Setup(
+            loaded,
+            numbers_of(loaded, prediction.longest_s, has_gpu=not tiny),
+            prediction,
+            namespace,
+            image,
+            models_claim,
+            prometheus,
+            monitoring,
+            tiny,
+        )
+        rendered = render(setup, proxy)
+        _refuse_faults(rendered)
+        _write(out, rendered, force)
+        for note in rendered.notes:
+            complain(note)
+
+
+def _refuse_faults(rendered: Rendered) -> None:
+    """No fault is written: what the scenario itself makes one is said instead."""
+    found = [
+        f
+        for f in lint([Manifest(item, "rendered") for item in rendered.objects])
+        if f.kind == "fault"
+    ]
+    if found:
+        lines = "\n".join(f"  {f.subject}: {f.message}; {f.fix}".rstrip("; ") for f in found)
+        raise InputError(f"the scenario asks for what cannot work in a cluster:\n{lines}")
+
+
+def _write(out: Path, rendered: Rendered, force: bool) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        others = sorted(p.name for p in out.iterdir() if p.name not in rendered.files)
+        if any(out.iterdir()) and not force:
+            raise InputError(f"--out {out}: is not empty; --force writes into it")
+        for name, text in rendered.files.items():
+            (out / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"--out {out}: {error.strerror}") from None
+    for name in others:
+        complain(f"left alone: {out / name}, which is not of this rendering")
+
+
+def _check(folder: Path, server: str | None) -> None:
+    found, skipped = findings(folder)
+    if server is not None:
+        found += _compare(folder, server)
+    for finding in found:
+        write(f"{finding}\n")
+    for text in skipped:
+        complain(f"not checked: {text}")
+    count = {kind: sum(f.kind == kind for f in found) for kind in ("fault", "needs", "advice")}
+    write(f"{count['fault']} faults, {count['needs']} needs, {count['advice']} advice\n")
+    if count["fault"]:
+        raise typer.Exit(MISSED)
+
+
+def findings(folder: Path) -> tuple[list[Finding], list[str]]:
+    """(what is found in a folder or file of manifests, what was not looked at). Raises InputError for no manifest."""
+    manifests, found, skipped = _read(folder)
+    found += lint(manifests)
+    if promtool() is None:
+        skipped.append("queries by promtool, which is not installed")
+    found += check_queries(Cluster(manifests))
+    return found, skipped
+
+
+def _read(folder: Path) -> tuple[list[Manifest], list[Finding], list[str]]:
+    files = _files(folder)
+    manifests: list[Manifest] = []
+    for path in files:
+        manifests += manifests_of(parse_documents(_text(path), str(path)), str(path))
+    found: list[Finding] = []
+    skipped: list[str] = []
+    overlay = kustomization_in(folder) if folder.is_dir() else None
+    if overlay is not None:
+        if kubectl() is None:
+            skipped.append("the kustomization, as kubectl is not installed")
+        else:
+            text, problem = build(folder)
+            if problem:
+                found.append(Finding("fault", "kustomize", str(overlay), "Kustomization", problem))
+            elif _reaches_out(manifests):
+                # Patches and bases elsewhere: what is applied is what kustomize makes of them.
+                place = f"kubectl kustomize {folder}"
+                values = [m for m in manifests if not m.document.get("kind")]
+                manifests = [*manifests_of(parse_documents(text, place), place), *values]
+    manifests = [m for m in manifests if m.kind not in ("Kustomization", "Component")]
+    if not any(m.document.get("kind") for m in manifests):
+        raise InputError(f"{folder}: holds no Kubernetes object")
+    return manifests, found, skipped
+
+
+def _reaches_out(manifests: list[Manifest]) -> bool:
+    """Whether an overlay is more than a list of its own files."""
+    plain = {"apiVersion", "kind", "metadata", "namespace", "resources", "images", "labels"}
+    for manifest in manifests:
+        if manifest.kind == "Kustomization":
+            resources = manifest.get("resources") or []
+            if set(manifest.document) - plain or any("/" in str(name) for name in resources):
+                return True
+    return False
+
+
+def _files(source: Path) -> list[Path]:
+    if source.is_dir():
+        found = sorted(p for p in source.iterdir() if p.suffix in (".yaml", ".yml") and p.is_file())
+        if not found:
+            raise InputError(f"{source}: holds no .yaml or .yml file")
+        return found
+    return [source]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not text in UTF-8; a manifest is a YAML file") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _compare(folder: Path, server: str) -> list[Finding]:
+    """The policy's fingerprint in the manifests beside that of the running server."""
+    try:
+        with urllib.request.urlopen(f"{server.rstrip('/')}/twin/status", timeout=10) as answer:
+            status = json.load(answer)
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        raise InputError(f"--server {server}: no answer to /twin/status: {error}") from None
+    running = status.get("policy_fingerprint")
+    manifests, _, _ = _read(folder)
+    found = []
+    for manifest in manifests:
+        path = ("metadata", "annotations", FINGERPRINT)
+        written = manifest.get(*path)
+        if manifest.kind == "Deployment" and written is not None:
+            # Without a policy of ours a server has no fingerprint; the annotation names vLLM's own mode.
+            if written != running and not (running is None and str(written).startswith("vllm-")):
+                found.append(
+                    manifest.fault(
+                        "fingerprint",
+                        path,
+                        f"names policy {written}, the server at {server} runs {running or 'that of vLLM'}",
+                        "apply the manifests, or render from the scenario that is deployed",
+                    )
+                )
+    return found

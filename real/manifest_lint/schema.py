@@ -1,0 +1,195 @@
+"""Would the API server take it? Schemas of Kubernetes, enumerations that they leave open, and operators' own kinds."""
+
+import copy
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from real.manifest_lint.finding import Finding
+from real.manifest_lint.objects import Manifest, dotted
+from twin.cluster.manifest_types import check_types
+from twin.errors import InputError
+from twin.scenario_yaml import KeyPath
+
+VERSION = "1.37"
+"""Of Kubernetes, whose schemas are asked."""
+
+MOST = 20
+"""Findings about one object."""
+
+ENUMS = {
+    r"spec\.metrics\.\d+\.type": ("Resource", "ContainerResource", "Pods", "Object", "External"),
+    r".*\.target\.type": ("Utilization", "AverageValue", "Value"),
+    r".*\.scale(Up|Down)\.selectPolicy": ("Max", "Min", "Disabled"),
+    r".*\.scale(Up|Down)\.policies\.\d+\.type": ("Pods", "Percent"),
+    r".*\.imagePullPolicy": ("Always", "IfNotPresent", "Never"),
+    r".*\.restartPolicy": ("Always", "OnFailure", "Never"),
+    r".*\.httpGet\.scheme": ("HTTP", "HTTPS"),
+    r".*\.tolerations\.\d+\.operator": ("Exists", "Equal", "Lt", "Gt"),
+    r".*\.tolerations\.\d+\.effect": ("NoSchedule", "PreferNoSchedule", "NoExecute"),
+    r".*\.matchExpressions\.\d+\.operator": ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"),
+    r".*\.whenUnsatisfiable": ("DoNotSchedule", "ScheduleAnyway"),
+    r".*\.emptyDir\.medium": ("", "Memory", "HugePages", "HugePages-2Mi", "HugePages-1Gi"),
+    r".*\.ports\.\d+\.protocol": ("TCP", "UDP", "SCTP"),
+    r".*\.seccompProfile\.type": ("RuntimeDefault", "Localhost", "Unconfined"),
+    r".*\.fsGroupChangePolicy": ("OnRootMismatch", "Always"),
+    r".*\.accessModes\.\d+": ("ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"),
+    r"spec\.strategy\.type": ("RollingUpdate", "Recreate"),
+    r"spec\.unhealthyPodEvictionPolicy": ("IfHealthyBudget", "AlwaysAllow"),
+    r"spec\.policyTypes\.\d+": ("Ingress", "Egress"),
+    r"preemptionPolicy": ("PreemptLowerPriority", "Never"),
+}
+"""Path of a value -> what the API server takes there."""
+
+SERVICE_TYPES = ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
+
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "ScaledObject": (
+        "scaleTargetRef", "pollingInterval", "initialCooldownPeriod", "cooldownPeriod", "idleReplicaCount",
+        "minReplicaCount", "maxReplicaCount", "fallback", "advanced", "triggers",
+    ),
+    "PodMonitor": (
+        "selector", "namespaceSelector", "podMetricsEndpoints", "jobLabel", "podTargetLabels", "sampleLimit",
+        "targetLimit", "labelLimit", "attachMetadata", "scrapeProtocols", "scrapeClass", "selectorMechanism",
+    ),
+    "ServiceMonitor": (
+        "selector", "namespaceSelector", "endpoints", "jobLabel", "targetLabels", "podTargetLabels", "sampleLimit",
+        "targetLimit", "labelLimit", "attachMetadata", "scrapeProtocols", "scrapeClass", "selectorMechanism",
+    ),
+    "PrometheusRule": ("groups",),
+}  # fmt: skip
+"""Kinds of operators -> keys of their spec."""
+
+TRIGGER = ("type", "name", "metadata", "metricType", "useCachedMetrics", "authenticationRef")
+
+BOUNDS = {
+    r".*\.stabilizationWindowSeconds": (0, 3600),
+    r".*\.scale(Up|Down)\.policies\.\d+\.periodSeconds": (1, 1800),
+    r".*\.scale(Up|Down)\.policies\.\d+\.value": (1, 2**31 - 1),
+}
+"""Path of a number -> the least and the most that the API server takes."""
+
+
+def check(manifest: Manifest) -> Iterator[Finding]:
+    """What the API server would refuse, and what a schema of an operator does not know."""
+    for key in ("apiVersion", "kind"):
+        if not isinstance(manifest.document.get(key), str):
+            yield manifest.fault("schema", (key,), f"{key}: is missing or no text")
+            return
+    try:
+        check_types(manifest.document, manifest.file)
+        yield from _by_schema(manifest)
+    except InputError as error:
+        yield manifest.fault("schema", (), str(error))
+    for path, value in _leaves(manifest.document, ()):
+        text = dotted(path)
+        for pattern, allowed in ENUMS.items():
+            if re.fullmatch(pattern, text) and value not in allowed:
+                yield manifest.fault(
+                    "schema", path, f"{text}: must be one of {', '.join(allowed)}, got {value!r}"
+                )
+        for pattern, (least, most) in BOUNDS.items():
+            if (
+                re.fullmatch(pattern, text)
+                and isinstance(value, int)
+                and not least <= value <= most
+            ):
+                yield manifest.fault(
+                    "schema", path, f"{text}: must be from {least} to {most}, got {value}"
+                )
+    if manifest.kind == "Service":
+        kind = manifest.get("spec", "type") or "ClusterIP"
+        if kind not in SERVICE_TYPES:
+            yield manifest.fault(
+                "schema",
+                ("spec", "type"),
+                f"spec.type: must be one of {', '.join(SERVICE_TYPES)}, got {kind!r}",
+            )
+    least, most = manifest.get("spec", "minReplicas"), manifest.get("spec", "maxReplicas")
+    if isinstance(least, int) and isinstance(most, int) and least > most:
+        yield manifest.fault(
+            "schema",
+            ("spec", "maxReplicas"),
+            f"maxReplicas: must be >= minReplicas ({least}), got {most}",
+        )
+    yield from _own_kinds(manifest)
+
+
+def _by_schema(manifest: Manifest) -> Iterator[Finding]:
+    """Every problem: what is found is taken out of a copy, and the rest looked at again."""
+    import kubernetes_validate
+
+    document = copy.deepcopy(dict(manifest.document))
+    for _ in range(MOST):
+        try:
+            kubernetes_validate.validate(document, VERSION, strict=True)
+            return
+        except kubernetes_validate.SchemaNotFoundError:
+            if not _is_foreign(manifest):
+                version = manifest.document["apiVersion"]
+                yield manifest.fault(
+                    "schema", ("kind",), f"Kubernetes {VERSION} has no {manifest.kind} in {version}"
+                )
+            return
+        except kubernetes_validate.ValidationError as error:
+            path = tuple(error.absolute_path)
+            extra = re.findall(r"'([^']+)' (?:was|were) unexpected", error.message)
+            if error.validator == "additionalProperties":
+                known = set((error.schema or {}).get("properties", {}))
+                extra = [key for key in error.instance if key not in known]
+                yield from (_unknown(manifest, (*path, key), sorted(known)) for key in extra)
+                for key in extra:
+                    del error.instance[key]
+                continue
+            text = f"{dotted(path)}: {error.message}" if path else error.message
+            yield manifest.fault("schema", path, text.replace("'", ""))
+            parent: Any = document
+            for step in path[:-1]:
+                parent = parent[step]
+            if error.validator == "required" or not path or not isinstance(parent, dict):
+                return
+            del parent[path[-1]]
+
+
+def _unknown(manifest: Manifest, path: KeyPath, known: list[str]) -> Finding:
+    from difflib import get_close_matches
+
+    near = get_close_matches(str(path[-1]), known, n=1)
+    hint = f"did you mean {near[0]}?" if near else "remove it"
+    return manifest.fault("schema", path, f"{dotted(path)}: unknown field", hint)
+
+
+def _is_foreign(manifest: Manifest) -> bool:
+    """Whether the kind belongs to an operator, not to Kubernetes itself."""
+    group = str(manifest.document.get("apiVersion")).partition("/")[0]
+    own = group.endswith(".k8s.io") and group not in (
+        "gateway.networking.k8s.io",
+        "leaderworkerset.x-k8s.io",
+    )
+    core = "." not in group and group in ("v1", "apps", "batch", "autoscaling", "policy")
+    return not (own or core)
+
+
+def _own_kinds(manifest: Manifest) -> Iterator[Finding]:
+    spec = manifest.get("spec")
+    known = NAMES.get(manifest.kind)
+    if known is None or not isinstance(spec, Mapping):
+        return
+    for key in spec:
+        if key not in known:
+            yield _unknown(manifest, ("spec", key), list(known))
+    for i, trigger in enumerate(spec.get("triggers") or []):
+        for key in trigger if isinstance(trigger, Mapping) else ():
+            if key not in TRIGGER:
+                yield _unknown(manifest, ("spec", "triggers", i, key), list(TRIGGER))
+
+
+def _leaves(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaves(item, (*path, key))
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from _leaves(item, (*path, i))
+    else:
+        yield path, value

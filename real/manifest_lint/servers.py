@@ -1,0 +1,486 @@
+"""Will this vLLM server start, stay and stop well? Arguments, memory, probes, drain, placement."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from real.manifest_lint.finding import Finding
+from real.manifest_lint.objects import GPU, Cluster, Server, at, containers
+from real.manifests_numbers import cold_start_of, start_quantile_s
+from twin.cluster.cold_start import default_start
+from twin.cluster.manifests import PRODUCTS, products_of, sleep_of
+from twin.cluster.quantity import exact
+from twin.cluster.vllm_arguments import VARIABLES, VERSIONS, argument_problem
+from twin.errors import InputError
+from twin.scenario import Scenario
+from twin.step_time.catalogue import GpuSpec, ModelSpec
+from twin.step_time.memory import kv_blocks, weight_bytes
+
+WIDE_DTYPES = {"float32": "float32", "half": "float16", "float16": "float16"}
+"""--dtype -> type of the weights; else bfloat16."""
+
+NOT_KNOWN = ("awq", "gptq", "bitsandbytes", "gguf", "int4", "w4a16", "nvfp4", "mxfp4")
+"""Quantisations by which no weights are counted here."""
+
+EARLY_S = 30
+"""A readiness probe that waits so long without a startup probe delays warm starts for nothing."""
+
+
+def check(server: Server, cluster: Cluster) -> Iterator[Finding]:
+    """All findings about one server."""
+    yield from arguments(server)
+    yield from variables(server)
+    yield from memory(server)
+    yield from probes(server, cluster)
+    yield from metrics_port(server)
+    yield from drain(server)
+    yield from shared_memory(server)
+    yield from placement(server)
+    yield from image(server)
+    yield from security(server)
+
+
+# --- arguments ----------------------------------------------------------------------------
+
+
+def version_of(server: Server) -> str | None:
+    """vLLM's version out of the image's tag, as three numbers; None if it says none."""
+    found = re.search(r"(?:^|[^\d.])v?(\d+\.\d+\.\d+)", _tag(server))
+    return found[1] if found else None
+
+
+def _tag(server: Server) -> str:
+    name = str(server.container.get("image", "")).rpartition("/")[2]
+    return name.partition(":")[2]
+
+
+def arguments(server: Server) -> Iterator[Finding]:
+    """Arguments that vLLM does not have, and dashes that are none."""
+    manifest, version = server.manifest, version_of(server)
+    for name in server.arguments:
+        problem = argument_problem(name, version)
+        if problem is not None:
+            fix = (
+                "drop it: requests are not logged by default"
+                if name == "disable-log-requests"
+                else ""
+            )
+            yield manifest.fault("unknown-argument", server.argument_path(name), problem, fix)
+    for key in ("command", "args"):
+        for i, word in enumerate(server.container.get(key) or []):
+            if re.match(r"\s*[\u2012-\u2015]", str(word)):
+                yield manifest.fault(
+                    "dash",
+                    server.sub(key, i),
+                    f"{str(word)[:30]!r} begins with a typographic dash, which is no argument",
+                    "write two hyphens (--)",
+                )
+    if server.arguments.get("scheduling-policy", "fcfs") not in ("fcfs", "priority", "true"):
+        yield manifest.fault(
+            "unknown-argument",
+            server.argument_path("scheduling-policy"),
+            f"--scheduling-policy is fcfs or priority, not {server.arguments['scheduling-policy']}",
+        )
+
+
+def variables(server: Server) -> Iterator[Finding]:
+    """Variables that vLLM does not read, secrets in the open, endpoints of development."""
+    manifest = server.manifest
+    for i, env in enumerate(server.container.get("env") or []):
+        name, value = str(env.get("name")), env.get("value")
+        path = server.sub("env", i, "name")
+        if name.startswith("VLLM_") and name not in VARIABLES:
+            hint = (
+                "a scheduler of one's own is named with --scheduler-cls"
+                if name.startswith("VLLM_SCHEDULER")
+                else "remove it; with --fail-on-environ-validation vLLM would not start"
+            )
+            yield manifest.fault(
+                "unknown-variable", path, f"vLLM knows no environment variable {name}", hint
+            )
+        if name == "VLLM_SERVER_DEV_MODE" and str(value) not in ("0", "None", ""):
+            if server.arguments.get("host") not in ("127.0.0.1", "localhost", "::1"):
+                yield manifest.fault(
+                    "dev-mode",
+                    path,
+                    "VLLM_SERVER_DEV_MODE puts /sleep, /wake_up, /reset_prefix_cache and /collective_rpc beside "
+                    "the API, for everybody who reaches the port",
+                    "listen on 127.0.0.1 and let a proxy in the pod pass /v1/ on",
+                )
+        if re.search(r"TOKEN|SECRET|PASSWORD|API_KEY", name) and value:
+            yield manifest.fault(
+                "secret",
+                path,
+                f"{name} has its value in the manifest",
+                "use valueFrom.secretKeyRef",
+            )
+    key = server.arguments.get("api-key")
+    if key and not key.startswith("$("):
+        yield manifest.fault(
+            "secret",
+            server.argument_path("api-key"),
+            "--api-key has its value in the manifest",
+            "set VLLM_API_KEY with valueFrom.secretKeyRef",
+        )
+
+
+# --- memory -------------------------------------------------------------------------------
+
+
+def dtype_of(server: Server) -> str | None:
+    """Type of the weights; None if it is not one whose bytes are known."""
+    words = (
+        f"{server.arguments.get('quantization', '')} {server.arguments.get('model', '')}".lower()
+    )
+    if any(name in words for name in NOT_KNOWN):
+        return None
+    if "fp8" in words:
+        return "fp8"
+    return WIDE_DTYPES.get(server.arguments.get("dtype", "auto"), "bfloat16")
+
+
+def memory(server: Server) -> Iterator[Finding]:
+    """Models that do not fit, GPUs that are not those of the arguments, RAM that /dev/shm takes."""
+    manifest = server.manifest
+    tp = int(server.number("tensor-parallel-size", 1)) or 1
+    split = (
+        int(server.number("pipeline-parallel-size", 1) * server.number("data-parallel-size", 1))
+        or 1
+    )
+    if server.gpus and server.gpus != tp * split:
+        yield manifest.fault(
+            "gpu-count",
+            server.argument_path("tensor-parallel-size"),
+            f"the container asks for {server.gpus} GPUs, the arguments use {tp * split}",
+        )
+    model, gpu, dtype = server.model, server.gpu, dtype_of(server)
+    if model is not None and gpu is not None and dtype is not None and split == 1:
+        problem = _does_not_fit(server, model, gpu, tp, dtype)
+        if problem is not None:
+            fits = [
+                f"--tensor-parallel-size={n} ({kind})"
+                for kind in dict.fromkeys((dtype, "fp8"))
+                for n in (2, 4, 8, 16)
+                if n > tp and _does_not_fit(server, model, gpu, n, kind) is None
+            ]
+            first = {text.split("(")[1]: text for text in reversed(fits)}
+            fix = "use " + " or ".join(reversed(first.values())) if first else "use larger GPUs"
+            yield manifest.fault(
+                "memory", server.argument_path("tensor-parallel-size"), problem, fix
+            )
+
+
+def _does_not_fit(
+    server: Server, model: ModelSpec, gpu: GpuSpec, tp: int, dtype: str
+) -> str | None:
+    utilization = server.number("gpu-memory-utilization", 0.92)
+    try:
+        plan = kv_blocks(
+            model,
+            gpu,
+            tp,
+            dtype,
+            "auto",
+            utilization,
+            int(server.number("max-num-batched-tokens", 8192)),
+            int(server.number("max-num-seqs", 256)),
+            int(server.number("block-size", 16)),
+            "enforce-eager" in server.arguments,
+        )
+    except InputError:
+        weights = weight_bytes(model, tp, dtype) / 1e9
+        budget = gpu.memory_bytes * utilization / 1e9
+        return (
+            f"{model.name} does not fit: {weights:.1f} GB of {dtype} weights on each of {tp} GPU(s), {gpu.name} gives "
+            f"{budget:.1f} GB ({utilization:g} of {gpu.memory_bytes / 1e9:.0f}) for them, the KV cache and the rest"
+        )
+    longest = int(server.number("max-model-len", 0))
+    room = (plan.num_gpu_blocks - 1) * plan.block_size
+    if longest > room:
+        return f"one request of --max-model-len={longest} needs more KV cache than there is: room for {room} tokens"
+    return None
+
+
+def shared_memory(server: Server) -> Iterator[Finding]:
+    """/dev/shm: there, and within the memory limit."""
+    if not server.gpus:
+        return
+    manifest, pod = server.manifest, server.pod
+    mounted = {
+        m.get("mountPath"): m.get("name") for m in server.container.get("volumeMounts") or []
+    }
+    if "/dev/shm" not in mounted:
+        yield manifest.fault(
+            "shm",
+            server.sub("volumeMounts"),
+            "no volume at /dev/shm: the container has 64 MiB there, which NCCL and vLLM's workers outgrow",
+            "mount an emptyDir with medium: Memory and a sizeLimit that the memory limit includes",
+        )
+        return
+    for i, volume in enumerate(pod.get("volumes") or []):
+        if volume.get("name") != mounted["/dev/shm"]:
+            continue
+        size, limit = (
+            at(volume, "emptyDir", "sizeLimit"),
+            at(server.container, "resources", "limits", "memory"),
+        )
+        if size is not None and limit is not None and _bytes(size) >= _bytes(limit):
+            yield manifest.fault(
+                "shm",
+                (*server.path[:-2], "volumes", i),
+                f"/dev/shm may take {size}, which counts against the memory limit of {limit}",
+                "raise the limit or lower sizeLimit",
+            )
+
+
+def _bytes(written: Any) -> float:
+    try:
+        return float(exact(written))
+    except ValueError:
+        return math.inf
+
+
+# --- probes -------------------------------------------------------------------------------
+
+
+def start_s(server: Server, cluster: Cluster) -> tuple[float, str]:
+    """(seconds of a start at p99, where they come from): of the scenario in the folder, or published figures."""
+    scenario = cluster.scenario
+    if isinstance(scenario, Scenario):
+        return start_quantile_s(cold_start_of(scenario), 0.99, scenario.run.seed), "the scenario's"
+    if server.model is None:
+        return 120.0, "usual"
+    weights = weight_bytes(server.model, 1, dtype_of(server) or "fp8")
+    start = default_start(
+        server.model, weights, "nvme", "cached", "cold", "enforce-eager" in server.arguments
+    )
+    return start_quantile_s(start, 0.99, 1), f"published for {server.model.name} from an NVMe disk"
+
+
+def _patience(probe: Mapping[str, Any]) -> float:
+    """Seconds after which a probe gives up on a container that never answers."""
+    failures = int(probe.get("failureThreshold", 3))
+    return float(probe.get("initialDelaySeconds", 0)) + (failures - 1) * float(
+        probe.get("periodSeconds", 10)
+    )
+
+
+def probes(server: Server, cluster: Cluster) -> Iterator[Finding]:
+    """Probes that kill starts, delay warm ones, or are not there."""
+    manifest, container = server.manifest, server.container
+    startup, liveness, readiness = (
+        container.get(f"{kind}Probe") for kind in ("startup", "liveness", "readiness")
+    )
+    needed, source = start_s(server, cluster)
+    for kind, probe in (("startup", startup), ("liveness", None if startup else liveness)):
+        if probe and _patience(probe) < needed:
+            cure = (
+                "raise failureThreshold"
+                if kind == "startup"
+                else "add a startupProbe; liveness waits for it"
+            )
+            budget = math.ceil(1.5 * needed / 10)
+            yield manifest.fault(
+                "probe-kills",
+                server.sub(f"{kind}Probe"),
+                f"the {kind}Probe kills a container after {_patience(probe):.0f} s, a start takes {needed:.0f} s "
+                f"at p99 ({source}): it begins again and again",
+                f"{cure}: failureThreshold x periodSeconds of {budget} x 10 s",
+            )
+    if readiness and not startup and float(readiness.get("initialDelaySeconds", 0)) >= EARLY_S:
+        delay = readiness["initialDelaySeconds"]
+        yield manifest.fault(
+            "probe-delay",
+            server.sub("readinessProbe", "initialDelaySeconds"),
+            f"initialDelaySeconds {delay} keeps every pod out of service for {delay} s, however fast it starts",
+            "a startupProbe without a delay instead, and /v1/models, which answers when the model is there (/health is "
+            "200 while a GPU is dead)",
+        )
+    if not readiness:
+        yield manifest.fault(
+            "probe-missing",
+            server.sub("readinessProbe"),
+            "without a readinessProbe a pod gets requests while it loads, and they fail",
+            "httpGet /v1/models",
+        )
+    names = {p.get("name"): p.get("containerPort") for p in container.get("ports") or []}
+    for kind, probe in (("startup", startup), ("liveness", liveness), ("readiness", readiness)):
+        port = at(probe, "httpGet", "port")
+        if port is None:
+            continue
+        number = names.get(port) if isinstance(port, str) else port
+        if number != server.port:
+            yield manifest.fault(
+                "probe-port",
+                server.sub(f"{kind}Probe", "httpGet", "port"),
+                f"port {port} is not that of vLLM's API ({server.port}), so that the probe never succeeds",
+            )
+
+
+def metrics_port(server: Server) -> Iterator[Finding]:
+    """Metrics where vLLM has none."""
+    manifest = server.manifest
+    declared = {p.get("name"): p.get("containerPort") for p in server.container.get("ports") or []}
+    path = (*server.path[:-3], "metadata", "annotations", "prometheus.io/port")
+    annotated = at(manifest.get(*path[:-1]), path[-1])
+    for number, where in (
+        (declared.get("metrics"), server.sub("ports")),
+        (annotated, path),
+    ):
+        if number is not None and str(number) != str(server.port):
+            yield manifest.finding(
+                "needs",
+                "metrics-port",
+                where,
+                f"metrics on port {number}: vLLM serves /metrics on the port of its API ({server.port}), and "
+                f"nothing here listens on {number}",
+                f"scrape {server.port}, or put the exporter that is meant into the pod",
+            )
+
+
+def drain(server: Server) -> Iterator[Finding]:
+    """What becomes of requests when a pod goes."""
+    manifest, pod = server.manifest, server.pod
+    hook = at(server.container, "lifecycle", "preStop")
+    sleep = sleep_of(hook) if isinstance(hook, Mapping) else 0.0
+    patience = server.number("shutdown-timeout", 0.0)
+    grace = float(pod.get("terminationGracePeriodSeconds", 30))
+    missing = []
+    if hook is None:
+        missing.append("no preStop: requests still come while it stops")
+    if not patience:
+        missing.append("no --shutdown-timeout: vLLM aborts what runs at SIGTERM")
+    if missing:
+        yield manifest.fault(
+            "drain",
+            server.sub("lifecycle"),
+            "; ".join(missing),
+            "preStop sleep of 15 s, --shutdown-timeout as long as the longest request, "
+            "terminationGracePeriodSeconds above both together",
+        )
+    elif (sleep or 0.0) + patience > grace:
+        yield manifest.fault(
+            "drain",
+            (*server.path[:-2], "terminationGracePeriodSeconds"),
+            f"preStop ({sleep or 0:g} s) and --shutdown-timeout ({patience:g} s) need more than "
+            f"terminationGracePeriodSeconds ({grace:g}): what runs then is killed",
+            f"at least {(sleep or 0) + patience + 10:g}",
+        )
+
+
+# --- placement ----------------------------------------------------------------------------
+
+
+def placement(server: Server) -> Iterator[Finding]:
+    """GPU labels that no node has, taints that are not tolerated, anti-affinity that takes in strangers."""
+    manifest, pod, top = server.manifest, server.pod, server.path[:-2]
+    known = set(PRODUCTS.values())
+    for product in products_of(pod):
+        if product in known or re.match(r"(NVIDIA|Tesla|Quadro|GeForce|AMD|GRID)-", product):
+            continue
+        meant = next((p for gpu, p in PRODUCTS.items() if re.match(rf"{gpu}\b", product)), None)
+        yield manifest.fault(
+            "gpu-product",
+            (*top, "affinity" if at(pod, "affinity", "nodeAffinity") else "nodeSelector"),
+            f"no node has the label nvidia.com/gpu.product={product}, so that the pod stays Pending",
+            f"it is {meant}"
+            if meant
+            else "the label is the device's name with hyphens, e.g. NVIDIA-L4",
+        )
+    tolerations = pod.get("tolerations") or []
+    tolerates = any(
+        t.get("key") == GPU or (t.get("operator") == "Exists" and not t.get("key"))
+        for t in tolerations
+    )
+    if server.gpus and not tolerates:
+        yield manifest.fault(
+            "gpu-taint",
+            (*top, "tolerations"),
+            "no toleration for the taint nvidia.com/gpu, which GPU nodes have: the pod stays Pending",
+            "tolerations: [{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}]",
+        )
+    apart = at(pod, "affinity", "podAntiAffinity") or {}
+    for terms in apart.values():
+        for term in terms if isinstance(terms, list) else []:
+            selector = at(term.get("podAffinityTerm", term), "labelSelector") or {}
+            keys = [*(selector.get("matchLabels") or {})]
+            keys += [e.get("key") for e in selector.get("matchExpressions") or []]
+            if keys and not any(
+                re.search("app|name|instance|component|model|release", str(k)) for k in keys
+            ):
+                yield manifest.fault(
+                    "anti-affinity",
+                    (*top, "affinity", "podAntiAffinity"),
+                    f"keeps away from every pod with {' and '.join(map(str, keys))}, of other applications too",
+                    "add the label that names the application",
+                )
+
+
+def image(server: Server) -> Iterator[Finding]:
+    """Images that change under one's feet, or are older than the arguments."""
+    manifest, path = server.manifest, server.sub("image")
+    name, version = str(server.container.get("image", "")), version_of(server)
+    if "@sha256:" in name:
+        return
+    if not _tag(server) or _tag(server) == "latest":
+        yield manifest.fault(
+            "image-tag",
+            path,
+            f"image {name or 'that is not named'} is another one tomorrow",
+            "name a version",
+        )
+    elif version is not None and _is_old(version):
+        yield manifest.fault(
+            "image-tag",
+            path,
+            f"vLLM {version} is older than everything here is checked against ({', '.join(VERSIONS)}); arguments, "
+            f"metrics and scheduler are others there",
+            f"use {VERSIONS[-1]}",
+        )
+
+
+def _is_old(version: str) -> bool:
+    # Versions of images of one's own count from 0.1; vLLM's V1 engine came with 0.6.
+    parts = tuple(map(int, version.split(".")))
+    return (0, 2, 0) <= parts < (0, 10, 0)
+
+
+def security(server: Server) -> Iterator[Finding]:
+    """Nothing said about privileges."""
+    own, pod = server.container.get("securityContext"), server.pod.get("securityContext")
+    if not own and not pod:
+        yield server.manifest.fault(
+            "security-context",
+            server.sub("securityContext"),
+            "no securityContext: the container may gain privileges and runs as the image says, mostly root",
+            "allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}, seccompProfile: {type: RuntimeDefault}, "
+            "runAsNonRoot: true where the image allows it",
+        )
+
+
+def strangers(cluster: Cluster) -> Iterator[Finding]:
+    """Containers that ask for a GPU without serving: simulators, dashboards, exporters."""
+    serving = {(id(s.manifest), s.path) for s in cluster.servers}
+    for manifest in cluster.manifests:
+        for path, container in containers(manifest):
+            limits = at(container, "resources", "limits") or at(container, "resources", "requests")
+            text = " ".join(
+                map(
+                    str,
+                    [
+                        *(container.get("command") or []),
+                        *(container.get("args") or []),
+                        manifest.name,
+                    ],
+                )
+            )
+            if (id(manifest), path) in serving or not at(limits, GPU):
+                continue
+            if re.search(r"\btwin\b|dashboard|streamlit|exporter|simulat", text):
+                yield manifest.fault(
+                    "gpu-for-nothing",
+                    (*path, "resources"),
+                    "asks for a GPU, which neither the simulator nor a dashboard or exporter uses",
+                    f"remove {GPU}",
+                )

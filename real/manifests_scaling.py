@@ -1,0 +1,175 @@
+"""Who scales, and what tells it how loaded the replicas are: HPA or ScaledObject, adapter rules, scrapes.
+
+The numbers are the scenario's, key for key. Queries get the labels of the service, so that they count no other.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from real.manifests_setup import Setup
+from real.manifests_text import document
+from twin.clock import PS
+from twin.cluster.keda import QueryTrigger
+from twin.cluster.metrics_path import is_exported
+from twin.cluster.objects import write_hpa, write_scaled_object
+from twin.cluster.promql import parse_query
+from twin.cluster.specs import MetricSpec
+from twin.errors import InputError
+
+NOT_RENDERED = {
+    "apa": "AIBrix' PodAutoscaler", "kpa": "AIBrix' PodAutoscaler", "saturation": "llm-d's workload-variant-autoscaler",
+}  # fmt: skip
+"""Autoscalers that bring a controller of their own."""
+
+
+def scaler(setup: Setup) -> list[dict[str, Any]]:
+    """The HPA or the ScaledObject of the scenario; nothing where the replicas are fixed.
+
+    Raises InputError for an autoscaler with a controller of its own.
+    """
+    fleet = setup.scenario.cluster.fleet
+    if fleet is None or not fleet.scaler.names:
+        return []
+    spec = fleet.scaler
+    if spec.hpa is not None:
+        found = write_hpa(spec.hpa, setup.name, setup.name)
+    elif spec.keda is not None:
+        found = write_scaled_object(spec.keda, setup.name, setup.name, setup.prometheus)
+        queries = {t.name: t.query for t in spec.keda.triggers if isinstance(t, QueryTrigger)}
+        for trigger in found["spec"]["triggers"]:
+            if trigger["name"] in queries:
+                trigger["metadata"]["query"] = scoped(queries[trigger["name"]], _matchers(setup))
+    else:
+        (name,) = spec.names
+        raise InputError(
+            f"cluster.{name}: is run by {NOT_RENDERED[name]}, which has objects of its own; write cluster.hpa or "
+            "cluster.keda to have one rendered"
+        )
+    found["metadata"]["labels"] = dict(setup.labels("engine"))
+    return [found]
+
+
+def _matchers(setup: Setup) -> str:
+    return f'namespace="{setup.namespace}",pod=~"{setup.name}-.+"'
+
+
+def scoped(query: str, matchers: str) -> str:
+    """The query with the matchers added to every selector."""
+    for name in sorted(parse_query(query).names, key=len, reverse=True):
+        # The braces that follow a name are its own matchers; a longer name is not this one.
+        pattern = rf"(?<![\w:]){re.escape(name)}(?![\w:])\s*(?:\{{([^}}]*)\}})?"
+        query = re.sub(pattern, _adding(name, matchers), query)
+    return query
+
+
+def _adding(name: str, matchers: str) -> Callable[[re.Match[str]], str]:
+    """What makes the new selector of one that was found."""
+
+    def selector(found: re.Match[str]) -> str:
+        own = (found[1] or "").strip().rstrip(",")
+        return f"{name}{{{','.join(part for part in (own, matchers) if part)}}}"
+
+    return selector
+
+
+# --- prometheus-adapter -------------------------------------------------------------------
+
+
+def adapter_values(setup: Setup) -> dict[str, Any] | None:
+    """Values for the Helm chart of prometheus-adapter: a rule for each metric of the HPA; None without an HPA."""
+    fleet = setup.scenario.cluster.fleet
+    hpa = None if fleet is None else fleet.scaler.hpa
+    if fleet is None or hpa is None:
+        return None
+    rules: dict[str, list[dict[str, Any]]] = {}
+    for metric in hpa.metrics:
+        query = (fleet.path.queries or {}).get(metric.name)
+        if query is None:
+            raise InputError(
+                f"cluster.hpa: no rule defines the metric {metric.name}, so that it can never be read; write a query "
+                "for it under cluster.metrics.queries, e.g. vllm:num_requests_waiting"
+            )
+        section = "external" if metric.kind == "External" else "custom"
+        rules.setdefault(section, []).append(_rule(metric, query.text, sorted(query.names)))
+    return {"rules": {"default": False, **rules}}
+
+
+def _rule(metric: MetricSpec, query: str, names: list[str]) -> dict[str, Any]:
+    first = names[0]
+    found: dict[str, Any] = {"seriesQuery": f'{first}{{namespace!="",pod!=""}}'}
+    found["resources"] = {
+        "overrides": {"namespace": {"resource": "namespace"}, "pod": {"resource": "pod"}}
+    }
+    found["name"] = {"matches": f"^{re.escape(first)}$", "as": metric.name}
+    # A plain series becomes the adapter's own template; labels of the selector come in with LabelMatchers.
+    if is_exported(query):
+        inner = "<<.Series>>{<<.LabelMatchers>>}"
+    else:
+        inner = scoped(_without(query, metric), "<<.LabelMatchers>>")
+    outer = inner if inner.startswith("sum(") and inner.endswith(")") else None
+    summed = outer[len("sum(") : -1] if outer and _is_one_call(outer) else inner
+    found["metricsQuery"] = f"sum by (<<.GroupBy>>) ({summed})"
+    return found
+
+
+def _is_one_call(text: str) -> bool:
+    """Whether the last parenthesis closes the first."""
+    depth = 0
+    for i, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if letter == ")" and depth == 0:
+            return i == len(text) - 1
+    return False
+
+
+def _without(query: str, metric: MetricSpec) -> str:
+    """The query without the matchers of the metric's selector, which the adapter adds itself."""
+    for label, value in metric.selector:
+        query = re.sub(rf',?{re.escape(label)}="{re.escape(value)}"', "", query)
+    return query.replace("{}", "")
+
+
+# --- scrapes ------------------------------------------------------------------------------
+
+
+def pod_monitor(setup: Setup) -> dict[str, Any]:
+    """Prometheus operator: scrape every replica as often as the scenario says, with both spellings of the colon."""
+    fleet = setup.scenario.cluster.fleet
+    interval_ps = 15 * PS if fleet is None else fleet.path.scrape_interval_ps
+    colon = {
+        "sourceLabels": ["__name__"],
+        "regex": "(vllm|twin)_(.+)",
+        "replacement": "$1:$2",
+        "targetLabel": "__name__",
+    }
+    endpoint = {
+        "port": "http",
+        "path": "/metrics",
+        "interval": _duration(interval_ps),
+        "scrapeTimeout": _duration(min(interval_ps, 10 * PS)),
+        "metricRelabelings": [colon],
+    }
+    return document(
+        "monitoring.coreos.com/v1",
+        "PodMonitor",
+        setup.name,
+        labels=dict(setup.labels("engine")),
+        spec={
+            "selector": {"matchLabels": dict(setup.labels("engine"))},
+            "podMetricsEndpoints": [endpoint],
+        },
+    )
+
+
+def _duration(ps: int) -> str:
+    """As Prometheus writes it: 15s, 500ms."""
+    return f"{ps // PS}s" if ps % PS == 0 else f"{ps * 1000 // PS}ms"
+
+
+def queries_of(setup: Setup) -> Iterator[tuple[str, str]]:
+    """(metric or trigger, its query with the service's labels) of the autoscaler."""
+    fleet = setup.scenario.cluster.fleet
+    if fleet is not None:
+        for name, query in (fleet.path.queries or {}).items():
+            yield name, scoped(query.text, _matchers(setup))
