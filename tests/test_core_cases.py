@@ -235,10 +235,11 @@ def test_a_hole_ends_the_prefix():
 def test_a_missing_profile_is_an_error_before_the_run():
     """casys-kaist/LLMServingSim#4: names the missing pair and those there are."""
     with pytest.raises(InputError) as caught:
-        load_scenario(document(model="Qwen/Qwen3-32B", hardware={"gpu": "H200"}))
+        load_scenario(document(model="Qwen/Qwen3-8B", hardware={"gpu": "L4"}))
     told = str(caught.value)
-    assert "no built-in step-time profile for Qwen/Qwen3-32B on H200, TP 1, bfloat16" in told
-    assert "Available: meta-llama/Llama-3.1-8B on H100, TP 1, bfloat16" in told
+    assert "no built-in step-time profile for Qwen/Qwen3-8B on L4, TP 1, bfloat16" in told
+    assert "Available: Qwen/Qwen3-8B on " in told
+    assert "hardware.step_time: roofline" in told
 
 
 @pytest.mark.parametrize(

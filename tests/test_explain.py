@@ -218,5 +218,5 @@ def test_every_key_is_listed_with_its_meaning(schema):
     assert "run.sample_period  number" in text
     assert "None = a few hundred times in a run." in " ".join(text.split())
     [gpu] = [i for i, line in enumerate(lines) if line.startswith("hardware.gpu  ")]
-    assert lines[gpu + 1].strip() == "Name in the catalogue."
+    assert lines[gpu + 1].strip() == "Name in the catalogue, or the figures of another GPU."
     assert schema["properties"]["policy"]["anyOf"][0]["enum"][:6] == list(PRESETS)

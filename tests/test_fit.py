@@ -9,6 +9,8 @@ import pytest
 from twin.errors import InputError
 from twin.step_time.fit import Step, StepFit, fit_steps, misbooked, profile_of, third
 from twin.step_time.profiles import Provenance, parse_profile
+from twin.step_time.recorded import held_out, steps_of
+from twin.workload.formats.measured import read_table
 
 pytest.importorskip("scipy")
 
@@ -132,10 +134,8 @@ DATA = os.environ.get("TWIN_DATA")
 @pytest.mark.skipif(not DATA, reason="TWIN_DATA names no folder with measured steps")
 @pytest.mark.parametrize("tp", [1, 2])
 def test_steps_of_a_gpu_are_fitted_on_a_third_and_tested_on_the_rest(tp):
-    from twin.step_time.recorded import held_out, read_steps
-
     path = Path(DATA, "profiles", "fpm_qwen3_32b", f"tp{tp}_fpm_metrics_phase.csv.gz")
-    result = held_out(read_steps(path))
+    result = held_out(steps_of(read_table(path), path.name))
     assert {kind: error <= 0.08 for kind, error in result.tested.items()} == {
         "decode": True, "context": True, "mixed": True
     }  # fmt: skip

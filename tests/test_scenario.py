@@ -3,6 +3,7 @@
 # A case a line, however long its message:
 # ruff: noqa: E501
 
+import json
 import os
 import pickle
 import re
@@ -19,6 +20,7 @@ from twin.errors import InputError
 from twin.scenario import load_scenario
 from twin.scenario_faults import NOT_MODELLED
 from twin.scenario_yaml import parse
+from twin.step_time.catalogue import MODELS, config_of
 from twin.workload.arrivals import Renewal
 from twin.workload.gaps import Equal, Exponential
 from twin.workload.lengths import Fixed, Lengths, Uniform
@@ -308,8 +310,9 @@ def test_files_that_cannot_be_read(tmp_path):
         ("Llama-3.1-8B", "Llama-3-8B", "line 2: model: unknown value .*did you mean 'meta-llama/Llama-3.1-8B'"),
         ("H100", "H10", "line 4: hardware.gpu: unknown value 'H10' .did you mean 'H100'"),
         ("H100", "100", 'line 4: hardware.gpu: must be text, got 100; put it in quotes'),
-        ("H100", "{}", "line 4: hardware.gpu: must be text, got {}"),
-        ("gpu: H100", "gpu: A100", "line 3: hardware: there is no built-in step-time profile for .*on A100.* Available: .*H100"),
+        ("H100", "{}", "line 4: hardware.gpu.memory_bytes: is missing"),
+        ("gpu: H100", "gpu: L4", "line 3: hardware: there is no built-in step-time profile for .*on L4.* Available: .*Llama-3.1-8B on "),
+        ("gpu: H100", "{gpu: H100, dtype: int8}", "hardware: there is no built-in step-time profile for .*int8.*roofline"),
         ("gpu: H100", "{gpu: H100, tensor_parallel_size: 3}", "tensor_parallel_size: 3 does not divide the 32 attention heads"),
         ("gpu: H100", "{gpu: H100, dtype: int3}", "hardware.dtype: unknown value 'int3'"),
         ("128\n", "-3\n", "line 6: engine.max_num_seqs: must be >= 1, got -3"),
@@ -426,8 +429,43 @@ def test_a_profile_of_something_else_is_warned_of(tmp_path):
     hardware = {"step_time": flat_profile(tmp_path, 10**10), "gpu": "H200"}
     [warning] = load_scenario(document(hardware=hardware)).warnings
     assert warning == "the step times were measured with hardware.gpu H100, the scenario says H200"
-    [warning] = load_scenario(document(engine={"kv_cache_dtype": "fp8"})).warnings
+    hardware["gpu"] = "H100"
+    [warning] = load_scenario(
+        document(hardware=hardware, engine={"kv_cache_dtype": "fp8"})
+    ).warnings
     assert "engine.kv_cache_dtype bfloat16, the scenario says fp8" in warning
+
+
+def test_the_profile_is_that_of_the_kv_cache():
+    for written, stored in (("auto", "bfloat16"), ("fp8", "fp8"), ("fp8_e4m3", "fp8")):
+        loaded = load_scenario(document(engine={"kv_cache_dtype": written}))
+        assert loaded.hardware.profile.provenance.kv_cache_dtype == stored
+        assert not loaded.warnings
+
+
+def test_16_bit_weights_of_either_kind_share_a_profile():
+    assert not load_scenario(document(hardware={"dtype": "float16"})).warnings
+
+
+def test_a_folder_of_a_known_shape_has_its_profile(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config_of(MODELS[MODEL])))
+    loaded = load_scenario(document(model=str(tmp_path)))
+    assert loaded.hardware.profile == load_scenario(document()).hardware.profile
+
+
+def test_a_gpu_may_be_written_out(tmp_path):
+    figures = {"name": "X", "memory_bytes": 80 * 10**9, "bandwidth": 2e12, "bf16_flops": 300e12}
+    told = refused(document(hardware={"gpu": figures}))
+    assert "no built-in step-time profile for meta-llama/Llama-3.1-8B on X" in told
+    loaded = load_scenario(document(hardware={"gpu": figures, "step_time": "roofline"}))
+    assert loaded.hardware.profile.provenance.gpu == "X"
+    assert loaded.warnings == (
+        "the step times are computed from data sheets (roofline): not validated",
+    )
+    assert load_scenario(loaded.to_dict()) == loaded
+    # The name of a known GPU with other figures is another GPU.
+    told = refused(document(hardware={"gpu": figures | {"name": "H100"}}))
+    assert "no built-in step-time profile" in told
 
 
 def test_a_stream_of_a_trace_that_cannot_run_is_refused_and_one_that_partly_can_is_not(tmp_path):

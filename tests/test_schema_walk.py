@@ -39,12 +39,12 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def takes_plain(annotation: Any) -> bool:
-    """Whether a number may stand where a section may."""
+    """Whether a number or a name may stand where a section may."""
     if get_origin(annotation) is Annotated:
         return takes_plain(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
         return any(takes_plain(part) for part in get_args(annotation))
-    return annotation in (int, float)
+    return annotation in (int, float, str)
 
 
 KEYS = [
@@ -71,6 +71,9 @@ LONG = "traffic.0.prompt_tokens={uniform: [300, 1500]}"
 FEW_BLOCKS = "engine.num_gpu_blocks_override=130"
 MEMORY = ("engine.num_gpu_blocks_override=null", "engine.gpu_memory_utilization=0.2", LONG,
           "hardware.step_time=flat.json")  # fmt: skip
+OWN_GPU = ("hardware={step_time: roofline, gpu: {name: X, memory_bytes: 80000000000, bandwidth: 2e12, "
+           "bf16_flops: 1e14}}")  # fmt: skip
+OWN_MEMORY = ("engine.num_gpu_blocks_override=null", "engine.gpu_memory_utilization=0.22", LONG)
 TRACE = "traffic=[{trace: trace.csv}]"
 TRACE_TIERS = "traffic=[{trace: trace.csv, tiers: {ONLINE: 0.5, BATCH: 0.5}}]"
 CROWD = ("engine.max_num_seqs=4", "traffic.0.requests=80", LONG)
@@ -262,7 +265,53 @@ TWO_METRICS = (HPA.replace("metrics: [", "metrics: [{type: External, external: {
                "target: {type: AverageValue, averageValue: '2'}}}, "), *SCALED[1:],
                f"cluster.metrics.queries={{total: 'sum({WAITING})'}}")  # fmt: skip
 
+WARM = (*SCALED, "cluster.cold_start.phases.process=5", "cluster.warm_pool={standby: 1, first_wake: 0.3}",
+        "cluster.probes.readiness=null")  # fmt: skip
+WAVES = ("traffic.0.arrivals.rate={steps: [[0, 60], [1, 4], [3, 60], [4, 4], [6, 60], [7, 4]]}",
+         "traffic.0.requests=260", "cluster.warm_pool.returns=true", "cluster.warm_pool.wake=0.1",
+         "cluster.controller.downscale_stabilization=1.5")  # fmt: skip
+KEPT = ("cluster.nodes={gpus: 1, initial: 2, max: 6, provision: 2}", *SCALED)
+PLANNED = (HPA, *QUICK, "cluster.schedules=[{start: 0 9 * * *, end: 0 18 * * *, min_replicas: 3}]",
+           "cluster.controller.sync_period=0.2", "cluster.start='Mon 08:59'",
+           "traffic.0.arrivals.rate=3", "traffic.0.requests=500",
+           "cluster.controller.downscale_stabilization=0")  # fmt: skip
+FORESEEN = (HPA.replace("'2'", "'900'"), *QUICK, "cluster.controller.sync_period=0.2", "traffic.0.requests=300",
+            "traffic.0.arrivals.rate={steps: [[0, 60], [3, 4]]}",
+            "cluster.prediction={forecaster: last_value, per_replica: 20, interval: 1, horizon: 2, season: 4, "
+            "history: [1, 50, 30, 10]}")  # fmt: skip
+SEASONAL = (*FORESEEN, "cluster.prediction.forecaster=seasonal_naive")
+BY_FORECAST = (*FORESEEN, "cluster.hpa=null", "cluster.controller.sync_period=15",
+               "cluster.prediction={forecaster: last_value, per_replica: 20, interval: 1, horizon: 2, season: 4, "
+               "history: [90], drives: alone, max_replicas: 4}", "run.until=60",
+               "traffic.0.arrivals.rate=10")  # fmt: skip
+FORETOLD = (HPA.replace("metrics: [", "metrics: [{type: External, external: {metric: {name: soon}, "
+            "target: {type: AverageValue, averageValue: '20'}}}, "), *FORESEEN[1:],
+            "cluster.prediction.drives=metric", "cluster.prediction.metric=soon")  # fmt: skip
+
 FLEET = {
+    "cluster.warm_pool.standby": Case("cluster.warm_pool.standby=2", base=WARM),
+    "cluster.warm_pool.claim_probability": Case("cluster.warm_pool.claim_probability=0", base=WARM),
+    **phase("cluster.warm_pool.first_wake", "cluster.warm_pool.first_wake", *WARM),
+    **phase("cluster.warm_pool.wake", "cluster.warm_pool.wake", *WARM, *WAVES),
+    "cluster.warm_pool.returns": Case(
+        "cluster.warm_pool.returns=true", base=(*WARM, *WAVES, "cluster.warm_pool.returns=false")
+    ),
+    "cluster.warm_pool.placeholders": Case("cluster.warm_pool={placeholders: 2}", base=KEPT),
+    "cluster.schedules.start": Case("cluster.schedules.0.start='1 9 * * *'", base=PLANNED),
+    "cluster.schedules.end": Case("cluster.schedules.0.end='1 9 * * *'", base=PLANNED),
+    "cluster.schedules.min_replicas": Case("cluster.schedules.0.min_replicas=2", base=PLANNED),
+    "cluster.prediction.forecaster": Case("cluster.prediction.forecaster=before_peak", base=FORESEEN),
+    "cluster.prediction.per_replica": Case("cluster.prediction.per_replica=40", base=FORESEEN),
+    "cluster.prediction.drives": Case("cluster.prediction.drives=alone", "refused", FORESEEN),
+    "cluster.prediction.metric": Case("cluster.prediction.metric=other", "refused", FORETOLD),
+    "cluster.prediction.min_replicas": Case("cluster.prediction.min_replicas=3", base=BY_FORECAST),
+    "cluster.prediction.max_replicas": Case(
+        "cluster.prediction.max_replicas=2", base=(*BY_FORECAST, "cluster.prediction.per_replica=3")
+    ),
+    "cluster.prediction.interval": Case("cluster.prediction.interval=2", base=FORESEEN),
+    "cluster.prediction.horizon": Case("cluster.prediction.horizon=1", base=SEASONAL),
+    "cluster.prediction.season": Case("cluster.prediction.season=2", base=SEASONAL),
+    "cluster.prediction.history": Case("cluster.prediction.history=[1, 1, 1, 90]", base=SEASONAL),
     "cluster.hpa": Case(HPA.replace("'2'", "'9'"), base=SCALED),
     "cluster.hpa_rivals": Case("cluster.hpa_rivals=[other]", base=SCALED),
     "cluster.keda": Case(KEDA.replace("'4'", "'3'"), base=BY_KEDA),
@@ -384,6 +433,16 @@ CASES = FLEET | {
         "model=Qwen/Qwen3-8B", base=(*MEMORY, "engine.gpu_memory_utilization=0.205")
     ),
     "hardware.gpu": Case("hardware.gpu=H200", base=MEMORY),
+    "hardware.gpu.Gpu.name": Case("hardware.gpu.name=Y", "summary", base=(OWN_GPU,)),
+    "hardware.gpu.Gpu.memory_bytes": Case("hardware.gpu.memory_bytes=90000000000", base=(OWN_GPU, *OWN_MEMORY)),
+    "hardware.gpu.Gpu.bandwidth": Case("hardware.gpu.bandwidth=3e12", base=(OWN_GPU,)),
+    "hardware.gpu.Gpu.bf16_flops": Case("hardware.gpu.bf16_flops=2e14", base=(OWN_GPU,)),
+    "hardware.gpu.Gpu.fp8_flops": Case(
+        "hardware.gpu.fp8_flops=2e14", base=(OWN_GPU, "hardware.dtype=fp8")
+    ),
+    "hardware.gpu.Gpu.link_bandwidth": Case(
+        "hardware.gpu.link_bandwidth=5e11", base=(OWN_GPU, "hardware.tensor_parallel_size=2")
+    ),
     "hardware.tensor_parallel_size": Case("hardware.tensor_parallel_size=2", base=MEMORY),
     "hardware.dtype": Case("hardware.dtype=fp8", base=MEMORY),
     "hardware.step_time": Case("hardware.step_time=flat.json"),

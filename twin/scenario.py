@@ -5,7 +5,7 @@ first rows of the traces. Whatever cannot be right is refused here, with the pla
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -27,10 +27,23 @@ from twin.scenario_streams import stream_of
 from twin.scenario_traffic import PresetStream
 from twin.scenario_yaml import apply_override, parse, parse_all, plain_copy
 from twin.scheduling import PolicyConfig, fingerprint
-from twin.step_time.catalogue import MODELS, GpuSpec, ModelSpec, find_gpu, find_model, parse_model
+from twin.step_time.catalogue import (
+    GPUS,
+    MODELS,
+    GpuSpec,
+    ModelSpec,
+    catalogue_name,
+    find_gpu,
+    find_model,
+    parse_model,
+)
 from twin.step_time.memory import MemoryPlan, weight_bytes
 from twin.step_time.model import StepTime
-from twin.step_time.profiles import Profile, packaged_profile, parse_profile
+from twin.step_time.profiles import Profile, parse_profile
+from twin.step_time.roofline import roofline
+from twin.step_time.shipped import Subject, stored_dtype, stored_kv_dtype
+from twin.step_time.shipped import find as find_profile
+from twin.step_time.shipped import missing as missing_profile
 from twin.workload.presets import Preset, parse_preset
 from twin.workload.streams import Stream
 from twin.workload.synthetic import SyntheticStream
@@ -152,12 +165,14 @@ def load_scenario(
         origin = Origin(str(source), Path(source).parent, lines, {}, [Path(source)])
     _include_traffic(written, origin)
     _include_autoscaler(written, origin)
+    _include_history(written, origin)
     for override in overrides:
         if override.startswith("policy.") and isinstance(written.get("policy"), str):
             written["policy"] = {"preset": written["policy"]}
         origin.override(apply_override(written, override), f"--set {override}")
         _include_traffic(written, origin)
         _include_autoscaler(written, origin)
+        _include_history(written, origin)
     if seed is not None:
         origin.override(apply_override(written, f"run.seed={seed}"), f"--seed {seed}")
     document = check(written)
@@ -208,14 +223,33 @@ def _include_autoscaler(written: dict[str, Any], origin: Origin) -> None:
         origin.override(("cluster", key), str(path))
 
 
+def _include_history(written: dict[str, Any], origin: Origin) -> None:
+    """Where `cluster.prediction.history` names a file, put its rates there, one a line."""
+    cluster = written.get("cluster")
+    prediction = cluster.get("prediction") if isinstance(cluster, dict) else None
+    if not isinstance(prediction, dict) or not isinstance(prediction.get("history"), str):
+        return
+    place = ("cluster", "prediction", "history")
+    path = origin.resolve(prediction["history"], *place)
+    with origin.placed(*place, named=True):
+        lines = _read_text(path).splitlines()
+    rates = []
+    for number, line in enumerate(lines, 1):
+        try:
+            rates.append(float(line))
+        except ValueError:
+            origin.fail(place, f"{path} line {number}: must be a rate a second, got {line[:40]!r}")
+    prediction["history"] = rates
+    origin.override(place, str(path))
+
+
 def _build(document: schema.Document, origin: Origin) -> Scenario:
     model = _model(document.model, origin)
-    with origin.placed("hardware", "gpu"):
-        gpu = find_gpu(document.hardware.gpu)
+    gpu = _gpu(document.hardware, origin)
     max_model_len = build.model_len_of(document.engine, model, origin)
     policy_name, policy = build.policy_of(document.policy, max_model_len, origin)
     engine, memory = build.engine_of(document, model, gpu, max_model_len, policy_name, origin)
-    profile = _profile(document.hardware, model, origin)
+    profile = _profile(document, model, gpu, origin)
     with origin.placed("engine"):
         step_time = profile.compile(
             max_num_batched_tokens=engine.max_num_batched_tokens,
@@ -293,7 +327,7 @@ def _resolved(document: schema.Document, origin: Origin) -> dict[str, Any]:
     data["name"] = document.name or Path(origin.name).stem
     if document.model not in MODELS:
         data["model"] = str(origin.resolve(document.model, "model"))
-    if document.hardware.step_time is not None:
+    if document.hardware.step_time not in (None, ROOFLINE):
         data["hardware"]["step_time"] = str(
             origin.resolve(document.hardware.step_time, "hardware", "step_time")
         )
@@ -341,23 +375,53 @@ def _model(name: str, origin: Origin) -> ModelSpec:
         return parse_model(config, str(folder))
 
 
-def _profile(hardware: schema.Hardware, model: ModelSpec, origin: Origin) -> Profile:
-    """The step-time profile: the file the scenario names, or the packaged one of this model and hardware."""
-    if hardware.step_time is not None:
+def _gpu(hardware: schema.Hardware, origin: Origin) -> GpuSpec:
+    if isinstance(hardware.gpu, schema.Gpu):
+        return GpuSpec(**hardware.gpu.model_dump())
+    with origin.placed("hardware", "gpu"):
+        return find_gpu(hardware.gpu)
+
+
+ROOFLINE = "roofline"
+"""What hardware.step_time says for times by arithmetic instead of a file."""
+
+
+def _profile(document: schema.Document, model: ModelSpec, gpu: GpuSpec, origin: Origin) -> Profile:
+    """The step-time profile: the file that the scenario names, the packaged one, or by roofline where there is none."""
+    hardware, kv_cache_dtype = document.hardware, document.engine.kv_cache_dtype
+    tp = hardware.tensor_parallel_size
+    if hardware.step_time not in (None, ROOFLINE):
         path = origin.resolve(hardware.step_time, "hardware", "step_time")
         content = _read_json(path, ("hardware", "step_time"), origin)
         with origin.placed("hardware", "step_time"):
             return parse_profile(content, str(path))
-    folder = resources.files("twin.step_time") / "data"
-    with origin.placed("hardware"):
-        file_name = packaged_profile(
-            (file.name for file in folder.iterdir()),
-            model.name,
-            hardware.gpu,
-            hardware.tensor_parallel_size,
-            hardware.dtype,
+    if hardware.step_time == ROOFLINE:
+        with origin.placed("hardware"):
+            return roofline(model, gpu, tp, hardware.dtype, kv_cache_dtype)
+    wanted = Subject(
+        catalogue_name(model), tp, stored_dtype(hardware.dtype), stored_kv_dtype(kv_cache_dtype)
+    )
+    found = None
+    if gpu == GPUS.get(gpu.name):
+        found = next(
+            (
+                find_profile(packed, wanted, f"{gpu.name}.json")
+                for packed in shipped_profiles(gpu.name)
+            ),
+            None,
         )
-    return parse_profile(json.loads((folder / file_name).read_text(encoding="utf-8")), file_name)
+    if found is None:
+        with origin.placed("hardware"):
+            raise missing_profile(shipped_profiles(*GPUS), gpu.name, wanted)
+    return found
+
+
+def shipped_profiles(*gpus: str) -> Iterator[Mapping[str, Any]]:
+    """The step-time profiles of these GPUs that come with the twin, for twin.step_time.shipped."""
+    for gpu in gpus:
+        file = resources.files("twin.step_time") / "data" / f"{gpu}.json"
+        if file.is_file():
+            yield json.loads(file.read_text(encoding="utf-8"))
 
 
 def traffic_presets() -> dict[str, Preset]:

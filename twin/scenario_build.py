@@ -20,6 +20,8 @@ from twin.step_time.memory import (
     kv_blocks,
 )
 from twin.step_time.profiles import Profile
+from twin.step_time.roofline import SOURCE as ROOFLINE
+from twin.step_time.shipped import stored_dtype, stored_kv_dtype
 from twin.workload.streams import Stream
 from twin.workload.trace import TraceStream
 
@@ -246,16 +248,23 @@ def warnings_of(
     hardware, source = document.hardware, profile.provenance
     kv_cache_dtype = document.engine.kv_cache_dtype
     named = document.model if document.model in MODELS else source.model
+    gpu = hardware.gpu if isinstance(hardware.gpu, str) else hardware.gpu.name
+    if hardware.step_time == ROOFLINE:
+        yield "the step times are computed from data sheets (roofline): not validated"
     for key, meant, measured in (
         ("model", named, source.model),
-        ("hardware.gpu", hardware.gpu, source.gpu),
+        ("hardware.gpu", gpu, source.gpu),
         (
             "hardware.tensor_parallel_size",
             hardware.tensor_parallel_size,
             source.tensor_parallel_size,
         ),
-        ("hardware.dtype", hardware.dtype, source.dtype),
-        ("engine.kv_cache_dtype", kv_cache_dtype, source.kv_cache_dtype),
+        ("hardware.dtype", stored_dtype(hardware.dtype), stored_dtype(source.dtype)),
+        (
+            "engine.kv_cache_dtype",
+            "auto" if kv_cache_dtype == "auto" else stored_kv_dtype(kv_cache_dtype),
+            source.kv_cache_dtype,
+        ),
     ):
         if meant not in (measured, "auto"):
             yield f"the step times were measured with {key} {measured}, the scenario says {meant}"

@@ -5,7 +5,7 @@ These models mirror the file and nothing else; `twin.scenario` turns them into t
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from twin.scenario_cluster import Cluster
 from twin.scenario_distributions import Count, Instant, Name, Seconds, Section
@@ -15,17 +15,40 @@ ENGINE_VERSIONS = ("0.32.0", "0.33.0")
 """Versions of vLLM whose rules the engine follows."""
 
 
+class Gpu(Section):
+    """A GPU that is not in the catalogue, by its data sheet."""
+
+    name: Name
+    memory_bytes: Annotated[int, Field(ge=2**30, le=2**42)]
+    """Total memory as CUDA reports it."""
+    bandwidth: Annotated[float, Field(ge=1e9, le=1e15)]
+    """Of memory, in bytes per second."""
+    bf16_flops: Annotated[float, Field(ge=1e10, le=1e18)]
+    """Dense 16-bit tensor FLOP/s."""
+    fp8_flops: Annotated[float, Field(ge=1e10, le=1e18)] | None = None
+    """Dense FP8 tensor FLOP/s; None = it has no FP8 units."""
+    link_bandwidth: Annotated[float, Field(ge=1e8, le=1e14)] = 32e9
+    """To the other GPUs of its replica, in bytes per second and direction."""
+
+
+def _kind_of_gpu(value: Any) -> str:
+    return "[figures]" if isinstance(value, dict | Gpu) else "[name]"
+
+
 class Hardware(Section):
     """What one replica runs on."""
 
-    gpu: Name
-    """Name in the catalogue."""
+    gpu: Annotated[
+        Annotated[Name, Tag("[name]")] | Annotated[Gpu, Tag("[figures]")], Discriminator(_kind_of_gpu)
+    ]
+    """Name in the catalogue, or the figures of another GPU."""
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
     """GPUs of one replica."""
     dtype: Name = "bfloat16"
-    """Type of weights and activations."""
+    """Type of the weights: float32, bfloat16, float16, fp8, int8 or int4 (the last two weight-only)."""
     step_time: Name | None = None
-    """File with a step-time profile; None = the built-in one of model, GPU, tensor_parallel_size and dtype."""
+    """File with a step-time profile, or `roofline` for times computed from data sheets; None = the built-in profile of
+    model, GPU, tensor_parallel_size, dtype and engine.kv_cache_dtype."""
 
 
 class Engine(Section):

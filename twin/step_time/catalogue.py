@@ -5,7 +5,7 @@ This module reads no file: `parse_model` takes the already parsed config.json of
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from twin.errors import InputError
@@ -154,6 +154,14 @@ def find_model(name: str) -> ModelSpec:
         MODELS,
         "Choose one of these, or give a folder that has the model's config.json.",
     )
+
+
+def catalogue_name(model: ModelSpec) -> str:
+    """The catalogue's name of a model of exactly this shape; its own name where there is none."""
+    for name, known in MODELS.items():
+        if replace(model, name=name) == known:
+            return name
+    return model.name
 
 
 def find_gpu(name: str) -> GpuSpec:

@@ -30,7 +30,7 @@ class StepTime:
     decode_context_ps: Sequence[int]
     """Decode attention per token of context, by decodes; 0 for none. [max_num_seqs + 1]"""
     pair_num: int
-    """Prefill attention takes pairs * pair_num // pair_den picoseconds."""
+    """Prefill attention takes pairs * pair_num // pair_den + prefill_base_ps picoseconds, 0 without pairs."""
     pair_den: int
     host_ps: Sequence[int]
     """CPU work by scheduled requests. [max_num_seqs + 1]"""
@@ -39,6 +39,8 @@ class StepTime:
     async_scheduling: bool
     padded: Sequence[int]
     """Tokens the GPU computes, by scheduled tokens. [max_num_batched_tokens + 1]"""
+    prefill_base_ps: int = 0
+    """Prefill attention of a step with any pairs, whatever their number."""
 
     def step_ps(
         self,
@@ -62,7 +64,7 @@ class StepTime:
         gpu = (
             self.tokens_ps[num_tokens]
             + self.sample_ps[num_sampled]
-            + pairs * self.pair_num // self.pair_den
+            + (pairs * self.pair_num // self.pair_den + self.prefill_base_ps if pairs else 0)
             + self.decode_base_ps[num_decodes]
             + self.decode_context_ps[num_decodes] * sum_context
         )
@@ -88,6 +90,7 @@ class StepTime:
             pair_den=self.pair_den * den,
             host_ps=table(self.host_ps),
             gap_ps=round(self.gap_ps * factor),
+            prefill_base_ps=round(self.prefill_base_ps * factor),
         )
 
     def padded_tokens(self, num_tokens: int) -> int:

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from twin.errors import InputError
-from twin.step_time.catalogue import ModelSpec
-from twin.step_time.memory import CAPTURE_SIZES
+from twin.step_time.catalogue import GpuSpec, ModelSpec
+from twin.step_time.memory import CAPTURE_SIZES, kv_bytes_per_token
 from twin.step_time.profiles import Profile, Provenance
 
 MS = 10**9
@@ -61,7 +61,7 @@ CONTEXTS = {
     128: 0.3,
     256: 0.6,
     512: 1.0,
-    1024: 2.0,
+    1024: 5.0,
     2048: 1.0,
     4096: 0.7,
     8192: 0.5,
@@ -71,8 +71,6 @@ CONTEXTS = {
 """Context of each decode -> how much it counts in a fit: as much as it is common in what people serve."""  # fmt: skip
 CONTEXT_OF_ALL = 512
 """Contexts up to this are fitted for every batch size, longer ones only as far as the KV cache holds them."""
-PROMPT_BESIDE = 512
-"""Tokens of the prompt in steps that hold both."""
 
 PROMPTS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 CACHED = (0, 512, 2048, 8192, 16384)
@@ -87,11 +85,13 @@ STEP_OVERHEAD_PS = 10**9
 """1 ms a step on H100 with vLLM 0.23 beyond the kernels: input preparation, launches, copying the sampled tokens."""
 
 NOTES = (
-    "dense and sample are the lower monotone envelope of the tables, min over m' >= m: between two measured shapes the "
-    "tables interpolate utilisation, which makes FP8 products look slower for fewer tokens; a kernel that computes a "
-    "larger tile can compute a smaller one in it.",
-    "dense also holds what every attention launch costs, whatever it attends to: a constant and a term per token, "
-    "fitted to the prompt tables; the decode terms are what exceeds it, so a mixed step pays one launch per layer.",
+    "dense and sample never fall with tokens. 16-bit tables are noisy, so neighbours that fall are averaged (pool "
+    "adjacent violators). FP8 tables interpolate utilisation between measured shapes, which makes products look slower "
+    "for fewer tokens; a kernel that computes a larger tile can compute a smaller one in it, so the lower envelope is "
+    "taken, min over m' >= m.",
+    "attention: prompts by pairs, tokens (in dense) and a launch per step, decodes by context and a launch that "
+    "depends on their number; a step that holds both pays for both, as the package adds them up. Contexts about 1024 "
+    "tokens count most in the fit.",
     "comm: two all-reduces a layer and one after the embedding; nothing overlaps with them. Gathering logits is not "
     "included.",
     "sample: the output layer alone; sampling kernels are not included.",
@@ -221,7 +221,7 @@ def _kernels(handle: Any) -> Kernels:
 def build(
     kernels: Kernels,
     model: ModelSpec,
-    gpu: str,
+    gpu: GpuSpec,
     tensor_parallel_size: int,
     dtype: str,
     kv_cache_dtype: str,
@@ -233,71 +233,74 @@ def build(
     `most_context` is the number of tokens that the KV cache of these GPUs holds at most.
     """
     raw_dense = np.array([kernels.dense(m) for m in TOKENS])
-    dense = _envelope(raw_dense)
-    comm = _envelope(np.array([kernels.comm(m) for m in TOKENS]))
+    rising = _envelope if dtype == "fp8" else _pooled
+    dense = rising(raw_dense)
+    comm = _pooled(np.array([kernels.comm(m) for m in TOKENS]))
     requests = [m for m in TOKENS if m <= MAX_NUM_SEQS]
-    sample = _envelope(np.array([kernels.sample(n) for n in requests]))
+    sample = _pooled(np.array([kernels.sample(n) for n in requests]))
 
     def whole(tokens: int) -> float:
         """What a step of so many tokens takes without attention, the measure of errors."""
         return float(np.interp(tokens, TOKENS, dense + comm))
 
-    # Attention of prompts: launch + per_token * tokens + per_pair * pairs. Errors count relative to the whole step,
-    # since that is what a user sees.
+    # Attention of prompts: launch + per_token * tokens + per_pair * pairs. Errors count relative to the whole step, as
+    # a user sees them.
     prompts = [
-        ((1.0, b * n, b * (n * c + n * (n + 1) / 2)), kernels.prefill_attention(b, n, c), b * n)
+        (
+            (1.0, b * n, b * (n * c + n * (n + 1) / 2)),
+            kernels.prefill_attention(b, n, c),
+            whole(b * n),
+        )
         for n in PROMPTS
         for b, c in (*((1, c) for c in CACHED), (4, 0), (16, 0))
         if b * n <= MAX_TOKENS and n + c <= MAX_CONTEXT
     ]
-    weights = [1 / (ms + whole(tokens)) for _, ms, tokens in prompts]
-    features, times = [x for x, _, _ in prompts], [ms for _, ms, _ in prompts]
-    launch, per_token, per_pair = _not_negative(features, times, weights)
+    weights = [1 / (ms + rest) for _, ms, rest in prompts]
+    launch, per_token, per_pair = _not_negative(
+        [x for x, *_ in prompts], [ms for _, ms, _ in prompts], weights
+    )
     prompt_errors = [
-        (launch + per_token * x[1] + per_pair * x[2] - ms) * w
+        (launch * x[0] + per_token * x[1] + per_pair * x[2] - ms) * w
         for (x, ms, _), w in zip(prompts, weights, strict=True)
     ]
 
-    # Attention of decodes by batch size: what exceeds launch and per-token work, which every step pays. Each is fitted
-    # to steps of decodes alone and to the same decodes beside a prompt, as the package adds both up.
-    beside = PROMPT_BESIDE
-    beside_ms = kernels.prefill_attention(1, beside, 0)
-    beside_pairs_ms = per_pair * beside * (beside + 1) / 2
+    # Attention of decodes by batch size, less the term per token, which dense holds for all. No slope is less than what
+    # memory gives.
+    read_bytes = kv_bytes_per_token(model, dtype, kv_cache_dtype) / min(
+        tensor_parallel_size, model.kv_heads
+    )
+    read_ms = 1e3 * read_bytes / gpu.bandwidth
     base: list[tuple[int, float]] = []
     slope: list[tuple[int, float]] = []
     decode_errors: list[float] = []
-    mixed_errors: list[float] = []
     for b in BATCHES:
-        rows = []  # (context, milliseconds wanted of base + slope * context, 1 / whole step, weight, errors)
-        for c, common in CONTEXTS.items():
-            if c > CONTEXT_OF_ALL and b * c > most_context:
-                continue
-            ms = kernels.decode_attention(b, c)
-            alone = ms - launch - per_token * b
-            both = ms + beside_ms - launch - per_token * (b + beside) - beside_pairs_ms
-            step_ms = ms + whole(b)
-            rows.append((b * c, alone, 1 / step_ms, common, decode_errors))
-            step_ms = ms + beside_ms + whole(b + beside)
-            rows.append((b * c, both, 1 / step_ms, common, mixed_errors))
-        c0, d = _not_negative(
-            [(1.0, t) for t, *_ in rows],
-            [y for _, y, *_ in rows],
-            [w * n for _, _, w, n, _ in rows],
+        rows = [
+            (b * c, kernels.decode_attention(b, c), common)
+            for c, common in CONTEXTS.items()
+            if c <= CONTEXT_OF_ALL or b * c <= most_context
+        ]
+        relative = [1 / (ms + whole(b)) for _, ms, _ in rows]
+        c0, d = _line(
+            [t for t, *_ in rows],
+            [ms - per_token * b for _, ms, _ in rows],
+            [w * common for w, (*_, common) in zip(relative, rows, strict=True)],
+            least_slope=read_ms,
         )
         base.append((b, c0))
         slope.append((b, d))
-        for t, y, w, _, errors in rows:
-            errors.append((c0 + d * t - y) * w)
+        decode_errors += [
+            (per_token * b + c0 + d * t - ms) * w
+            for (t, ms, _), w in zip(rows, relative, strict=True)
+        ]
 
-    every = np.array(TOKENS, dtype=np.float64)
     return Profile(
         provenance=Provenance(
             model=model.name,
-            gpu=gpu,
+            gpu=gpu.name,
             tensor_parallel_size=tensor_parallel_size,
             dtype=dtype,
             kv_cache_dtype=kv_cache_dtype,
-            engine=f"vLLM {SYSTEMS[gpu][1]}",
+            engine=f"vLLM {SYSTEMS[gpu.name][1]}",
             source=f"summed from the op tables of NVIDIA aiconfigurator ({PACKAGE})",
             licence="Apache-2.0",
             date=date,
@@ -305,14 +308,13 @@ def build(
             fit_error={
                 **_sizes("prefill_attention_vs_tables", prompt_errors),
                 **_sizes("decode_attention_vs_tables", decode_errors),
-                **_sizes("mixed_attention_vs_tables", mixed_errors),
-                **_sizes("envelope_vs_tables", (dense / raw_dense - 1).tolist()),
+                **_sizes("dense_vs_tables", (dense / raw_dense - 1).tolist()),
             },
             notes=NOTES,
         ),
         max_context=MAX_CONTEXT,
         capture_sizes=CAPTURE_SIZES,
-        dense_ps=_thin(TOKENS, dense + launch + per_token * every),
+        dense_ps=_thin(TOKENS, dense + per_token * np.array(TOKENS)),
         comm_ps=() if tensor_parallel_size == 1 else _thin(TOKENS, comm),
         sample_ps=_thin(requests, sample),
         prefill_pair_ps=round(per_pair * MS, 4),
@@ -324,6 +326,7 @@ def build(
         ),
         host_async_ps=((0, 0), (MAX_NUM_SEQS, MAX_NUM_SEQS * HOST_PER_SEQ_PS)),
         gap_ps=STEP_OVERHEAD_PS,
+        prefill_base_ps=_ps(launch),
     )
 
 
@@ -348,6 +351,36 @@ def _not_negative(
             break
         del used[int(np.argmin(found))]
     return [float(value) for value in result]
+
+
+def _pooled(values: Floats) -> Floats:
+    """The non-decreasing sequence nearest to `values` in squared relative error (pool adjacent violators)."""
+    blocks: list[tuple[float, float, int]] = []  # weighted sum, weight, length
+    for value in values.tolist():
+        weight = 1 / max(value, 1e-9) ** 2
+        total, length = value * weight, 1
+        while blocks and blocks[-1][0] / blocks[-1][1] > total / weight:
+            before = blocks.pop()
+            total, weight, length = total + before[0], weight + before[1], length + before[2]
+        blocks.append((total, weight, length))
+    return np.array([total / weight for total, weight, n in blocks for _ in range(n)])
+
+
+def _line(
+    x: Sequence[float], y: Sequence[float], weights: Sequence[float], least_slope: float = 0.0
+) -> tuple[float, float]:
+    """(height at 0, slope) of the line nearest to y in weighted squares, with no negative height, of at least that
+    slope.
+    """
+    xs, ys, w2 = np.array(x), np.array(y), np.square(weights)
+    mean_x, mean_y = np.average(xs, weights=w2), np.average(ys, weights=w2)
+    slope = float(np.sum(w2 * (xs - mean_x) * (ys - mean_y)) / np.sum(w2 * np.square(xs - mean_x)))
+    slope = max(slope, least_slope)
+    height = float(mean_y - slope * mean_x)
+    if height < 0:
+        height = 0.0
+        slope = max(float(np.sum(w2 * xs * ys) / np.sum(w2 * np.square(xs))), least_slope)
+    return height, slope
 
 
 def _thin(counts: Sequence[int], ms: Floats) -> tuple[tuple[int, int], ...]:

@@ -81,6 +81,8 @@ class Profile:
     """The same in async mode: it runs beside the GPU."""
     gap_ps: Number
     """Time per step that async scheduling cannot hide."""
+    prefill_base_ps: Number = 0
+    """Attention of a step with any prefill chunk, whatever its pairs."""
 
     @property
     def max_tokens(self) -> int:
@@ -148,6 +150,7 @@ class Profile:
             gap_ps=round(Fraction(str(self.gap_ps))) if async_scheduling else 0,
             async_scheduling=async_scheduling,
             padded=padded,
+            prefill_base_ps=round(Fraction(str(self.prefill_base_ps))),
         )
 
     def _name(self) -> str:
@@ -217,43 +220,12 @@ def describe(model: str, gpu: str, tensor_parallel_size: int, dtype: str) -> str
     return f"{model} on {gpu}, TP {tensor_parallel_size}, {dtype}"
 
 
-def profile_file_name(model: str, gpu: str, tensor_parallel_size: int, dtype: str) -> str:
-    """The name under which the profile of this combination is packaged in twin/step_time/data."""
-    return f"{model.replace('/', '--')}_{gpu}_tp{tensor_parallel_size}_{dtype}.json"
-
-
-def packaged_profile(
-    file_names: Iterable[str], model: str, gpu: str, tensor_parallel_size: int, dtype: str
-) -> str:
-    """The one of `file_names` (those in twin/step_time/data) that holds this combination.
-
-    Raises InputError naming the missing profile, the nearest ones first among those available, and the way out.
-    """
-    names = sorted(n for n in file_names if n.endswith(".json"))
-    wanted = profile_file_name(model, gpu, tensor_parallel_size, dtype)
-    if wanted in names:
-        return wanted
-    by_likeness = sorted(
-        names, key=lambda n: (-difflib.SequenceMatcher(None, wanted, n).ratio(), n)
-    )
-    available = "; ".join(_described_file(n) for n in by_likeness) or "none"
-    raise InputError(
-        f"hardware: there is no built-in step-time profile for {describe(model, gpu, tensor_parallel_size, dtype)}. "
-        f"Available: {available}. Choose one of these, or let hardware.step_time point to a profile file of your own."
-    )
-
-
-def _described_file(name: str) -> str:
-    model, gpu, tp, dtype = name.removesuffix(".json").rsplit("_", 3)
-    return describe(model.replace("--", "/"), gpu, int(tp.removeprefix("tp")), dtype)
-
-
 def parse_profile(mapping: Any, source_name: str) -> Profile:
     """The profile in a parsed JSON document; `source_name` (the file) begins each error message.
 
     Raises InputError for unknown or missing keys and for values that no step time can have.
     """
-    top = _mapping(mapping, source_name, {f.name for f in fields(Profile)})
+    top = _mapping(mapping, source_name, {f.name for f in fields(Profile)}, {"prefill_base_ps": 0})
     where = f"{source_name}: provenance"
     p = _mapping(top["provenance"], where, {f.name for f in fields(Provenance)})
     texts = {
@@ -296,6 +268,7 @@ def parse_profile(mapping: Any, source_name: str) -> Profile:
         host_sync_ps=points("host_sync_ps"),
         host_async_ps=points("host_async_ps"),
         gap_ps=_number(top["gap_ps"], f"{source_name}: gap_ps"),
+        prefill_base_ps=_number(top["prefill_base_ps"], f"{source_name}: prefill_base_ps"),
     )
 
 
@@ -303,7 +276,9 @@ def _bad(where: str, value: Any, wanted: str) -> InputError:
     return InputError(f"{where}: {value!r} is not allowed here; it must be {wanted}.")
 
 
-def _mapping(value: Any, where: str, keys: set[str]) -> Mapping[str, Any]:
+def _mapping(
+    value: Any, where: str, keys: set[str], defaults: Mapping[str, Any] | None = None
+) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise _bad(where, value, "a mapping with the keys " + ", ".join(sorted(keys)))
     for key in value:
@@ -313,9 +288,10 @@ def _mapping(value: Any, where: str, keys: set[str]) -> Mapping[str, Any]:
             raise InputError(
                 f"{where}: unknown key {key!r}{hint} Known keys: {', '.join(sorted(keys))}."
             )
-    if missing := sorted(keys - set(value)):
+    found: dict[str, Any] = {**(defaults or {}), **value}
+    if missing := sorted(keys - set(found)):
         raise InputError(f"{where}: missing key {', '.join(map(repr, missing))}. Add it.")
-    return value
+    return found
 
 
 def _list(value: Any, where: str) -> list[Any]:
