@@ -1,9 +1,9 @@
-"""Many runs at once: on the cores of this machine with joblib, or on a Ray cluster through joblib."""
+"""Many runs at once: on the cores of this machine with joblib, or on a Ray cluster."""
 
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +76,10 @@ class Backend:
     """Address of a Ray cluster, "" = a local one that is started for this; None = no Ray."""
 
 
+IDLE_S = 20
+"""Seconds after which a worker that has nothing to do ends."""
+
+
 def run_all(tasks: Sequence[Task], backend: Backend) -> Iterator[Run]:
     """The runs in the order in which they end. Raises Interrupted after Ctrl-C, and InputError without Ray.
 
@@ -93,15 +97,17 @@ def run_all(tasks: Sequence[Task], backend: Backend) -> Iterator[Run]:
                 raise Interrupted
             yield run
         return
-    from joblib import Parallel, delayed
+    from joblib import Parallel, delayed, parallel_config
     from joblib.externals.loky import get_reusable_executor
 
-    parallel = Parallel(
-        n_jobs=min(backend.jobs, len(tasks)),
-        batch_size=1,
-        pre_dispatch="2*n_jobs",
-        return_as="generator_unordered",
-    )
+    # Workers whose parent was killed end soon.
+    with parallel_config("loky", idle_worker_timeout=IDLE_S):
+        parallel = Parallel(
+            n_jobs=min(backend.jobs, len(tasks)),
+            batch_size=1,
+            pre_dispatch="2*n_jobs",
+            return_as="generator_unordered",
+        )
     is_done = False
     try:
         yield from _until_interrupted(parallel(delayed(run_task)(task) for task in tasks))
@@ -115,7 +121,7 @@ def run_all(tasks: Sequence[Task], backend: Backend) -> Iterator[Run]:
             get_reusable_executor().shutdown(wait=False, kill_workers=True)
 
 
-def _until_interrupted(runs: Iterator[Run | None]) -> Iterator[Run]:
+def _until_interrupted(runs: Iterable[Run | None]) -> Iterator[Run]:
     for run in runs:
         if run is None:
             raise Interrupted
@@ -125,8 +131,6 @@ def _until_interrupted(runs: Iterator[Run | None]) -> Iterator[Run]:
 def _on_ray(tasks: Sequence[Task], backend: Backend) -> Iterator[Run]:
     try:
         import ray
-        from joblib import Parallel, delayed, parallel_config
-        from ray.util.joblib import register_ray
     except ImportError:
         raise InputError(
             "--ray needs Ray; pip install 'vllm-twin[optimize,ray]' brings it"
@@ -134,20 +138,37 @@ def _on_ray(tasks: Sequence[Task], backend: Backend) -> Iterator[Run]:
     is_ours = not ray.is_initialized()
     if is_ours:
         local: dict[str, Any] = {"num_cpus": backend.jobs, "include_dashboard": False}
-        given = {"address": backend.ray} if backend.ray else local
+        given: dict[str, Any] = {"address": backend.ray} if backend.ray else local
         try:
             ray.init(logging_level=logging.ERROR, log_to_driver=False, **given)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise InputError(f"--ray {backend.ray}: {str(error).splitlines()[0]}") from None
-    register_ray()  # type: ignore[no-untyped-call]
+    remote = ray.remote(num_cpus=1)(run_task)
+    waiting, flying = iter(tasks), []
+    at_once = 2 * max(backend.jobs, int(_resources(ray).get("CPU", 1)))
     try:
-        with parallel_config(backend="ray", n_jobs=backend.jobs):
-            parallel = Parallel(
-                batch_size=1, pre_dispatch="2*n_jobs", return_as="generator_unordered"
-            )
-            yield from _until_interrupted(parallel(delayed(run_task)(task) for task in tasks))
+        while True:
+            for task in waiting:
+                flying.append(remote.remote(task))
+                if len(flying) >= at_once:
+                    break
+            if not flying:
+                return
+            ready, flying = ray.wait(flying, num_returns=1)
+            yield from _until_interrupted(ray.get(ready))
     except KeyboardInterrupt:
         raise Interrupted from None
+    except ray.exceptions.RayError as error:
+        raise InputError(
+            f"--ray: a run failed on the cluster: {str(error).splitlines()[0]}"
+        ) from None
     finally:
+        for left in flying:
+            ray.cancel(left, force=True)
         if is_ours:
             ray.shutdown()
+
+
+def _resources(ray: Any) -> Any:
+    """What the cluster has."""
+    return ray.cluster_resources()
