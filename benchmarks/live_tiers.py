@@ -1,11 +1,11 @@
 """The same traffic on a live server, stock and under a policy, and what the twin says of both.
 
-    python -m benchmarks.live_tiers [--policy tiered] [--runs 4] [--out FILE.json]
+    python -m benchmarks.live_tiers [--policy tiered] [--runs 4] [--out FILE.json] [--python VLLM_PYTHON]
 
 24 OFFLINE requests come first, then ONLINE ones while slots and KV blocks are short. OFFLINE replies are not streamed:
 on a machine of few cores a client that reads thousands of small pieces takes them from the server. The twin's step
 times are fitted to steps of the same server, its TTFT gets the measured time that a request spends outside the
-scheduler. Needs vLLM and the simulator's dependencies in one environment; takes about five minutes.
+scheduler. Takes about five minutes; --python names an interpreter that has vLLM, if this one has not.
 """
 
 import argparse
@@ -19,19 +19,37 @@ from pathlib import Path
 
 import numpy as np
 
-from real.calibrate import Fit, fit_steps, median_gap, profile_of, read_rows, sweep, text_of
+from real.calibrate import Calibration, calibrate, profile, read_recording, recorded_steps
 from real.client import Call, play
 from real.command import Serving, serve_command
 from real.demo import fetch_metrics, samples
 from real.server import Server, free_port, say_to_stderr
-from real.tiny import NAME, write_tiny_model
+from real.tiny import NAME, text_of, write_tiny_model
 from twin.scenario import load_scenario
 from twin.simulation import simulate
+from twin.step_time.fit import StepFit
+from twin.step_time.profiles import Provenance
 
 ENGINE = {
     "version": "0.32.0", "max_num_seqs": 3, "max_num_batched_tokens": 1024, "max_model_len": 1024,
     "block_size": 32, "num_gpu_blocks_override": 41, "async_scheduling": False, "enforce_eager": True,
 }  # fmt: skip
+
+
+ABOUT = Provenance(
+    "tiny", "cpu", 1, "float32", "float32", ENGINE["version"], "a live server", "own measurement", "2026-01-01",
+    "benchmarks/live_tiers.py", {}, (),
+)  # fmt: skip
+
+
+def designed_calls(rng: random.Random):
+    """Requests in groups that start together, by number of requests and length of prompts, a while between groups."""
+    due = 0.0
+    for count in (1, 2, 3):
+        for prompt in (8, 64, 256, 512, 768):
+            for _ in range(count):
+                yield Call(due, text_of(prompt, rng), 30, stream=False)
+            due += 0.4 + count * (prompt * 1e-4 + 0.02)
 
 
 def traffic(seed: int) -> list[Call]:
@@ -69,11 +87,9 @@ def scenario(folder: Path, policy: str, calls: list[Call], steps: Path):
 
 
 @contextmanager
-def serving(loaded, folder: Path, record: Path | None = None):
+def serving(loaded, folder: Path, python: str, record: Path | None = None):
     port = free_port()
-    command = serve_command(
-        loaded, Serving(sys.executable, folder / "model", NAME, port=port, dummy=True)
-    )
+    command = serve_command(loaded, Serving(python, folder / "model", NAME, port=port, dummy=True))
     if record is not None:
         place = command.index("--additional-config") + 1
         settings = json.loads(command[place])
@@ -121,16 +137,17 @@ def measure(server: Server, record: Path, runs: int):
     """Runs of the traffic, a calibration before each: the machine is not the same all the time."""
     designed, outside, found = [], [], []
     for run in range(runs):
-        before = len(read_rows(record)[0])
-        calls = list(sweep(ENGINE["max_num_seqs"], ENGINE["max_model_len"], random.Random(run)))
+        before = len(read_recording(record)[0])
+        calls = list(designed_calls(random.Random(run)))
         assert all(r.status == 200 for r in asyncio.run(play(server.url, NAME, calls)))
-        designed += read_rows(record)[0][before:]
+        designed += read_recording(record)[0][before:]
         lone = [Call(i * 0.1, text_of(64, random.Random(i)), 2) for i in range(20)]
         seen = asyncio.run(play(server.url, NAME, lone))
-        steps, firsts = read_rows(record)
-        outside.append(median_gap([r.ttft_s for r in seen], firsts[-len(lone) :]))
+        steps, firsts = read_recording(record)
+        scheduled = float(np.median(firsts[-len(lone) :]))
+        outside.append(max(0.0, float(np.median([r.ttft_s for r in seen])) - scheduled))
         found.append(live(server, 0))
-        own = read_rows(record)[0][len(steps) :]
+        own = read_recording(record)[0][len(steps) :]
         found[-1]["longest_step_s"] = max(row["duration_s"] for row in own)
         metrics = samples(fetch_metrics(server.url))
         found[-1]["victims_so_far"] = {
@@ -138,11 +155,18 @@ def measure(server: Server, record: Path, runs: int):
             for labels, value in metrics.get("twin:preemptions_total", ())
             if value
         } or sum(value for _, value in metrics["vllm:num_preemptions_total"])
-    return found, fit_steps(designed, float(np.median(outside)))
+    fit = calibrate(
+        recorded_steps(designed),
+        frontend_s=float(np.median(outside)),
+        longest_context=ENGINE["max_model_len"],
+        match_total=True,
+    )
+    return found, fit
 
 
-def profile(fit: Fit):
-    return profile_of(fit, "tiny", "cpu", ENGINE["version"], ENGINE["max_num_batched_tokens"], 64)
+def write_profile(path: Path, fit: Calibration) -> None:
+    made = profile(fit, ABOUT, ENGINE["max_num_batched_tokens"], 64, ENGINE["max_model_len"])
+    path.write_text(json.dumps(made.to_dict()))
 
 
 def predicted(loaded, frontend_s: float):
@@ -161,24 +185,27 @@ def main() -> None:
     parser.add_argument("--policy", default="tiered")
     parser.add_argument("--runs", type=int, default=4)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--python", default=sys.executable)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "model").mkdir()
         write_tiny_model(folder / "model")
         guess = folder / "guess.json"
-        flat = dict.fromkeys(("tokens", "decodes", "context", "pairs"), 1e-6)
-        guess.write_text(json.dumps(profile(Fit({"base": 1e-3, **flat}, 0, 0, 1, 0))))
+        line = StepFit(
+            ((1, 1e-3), (1024, 2e-3)), ((0, 0.0), (64, 1e-4)), 0.0, 1e-6, 1e-6, {}, 1.0, 1
+        )
+        write_profile(guess, Calibration(line, (0.0, 0.0), 1, 0.0, {"all": 0.0}, 0.0, {}))
         out: dict = {"runs": {}, "twin": {}, "fit": {}}
         policies = ["vllm-fcfs", args.policy]
         for policy in policies:
             record, loaded = folder / f"{policy}.jsonl", scenario(folder, policy, traffic(0), guess)
-            with serving(loaded, folder, record) as server:
+            with serving(loaded, folder, args.python, record) as server:
                 found, fit = measure(server, record, args.runs)
-            out["runs"][policy], out["fit"][policy] = found, vars(fit)
-            say_to_stderr(json.dumps({policy: [found, vars(fit)]}))
+            out["runs"][policy], out["fit"][policy] = found, fit.to_dict()
+            say_to_stderr(json.dumps({policy: [found, fit.to_dict()]}))
             fitted = folder / f"{policy}.json"
-            fitted.write_text(json.dumps(profile(fit)))
+            write_profile(fitted, fit)
             told = scenario(folder, policy, traffic(0), fitted)
             out["twin"][policy] = predicted(told, fit.frontend_s)
     stock, ours = (np.array([r["online_ttft_p99"] for r in out["runs"][p]]) for p in policies)

@@ -30,11 +30,10 @@ import aiohttp
 import numpy as np
 import psutil
 
-from real.calibrate import text_of
 from real.cli_serve import tiny_scenario
 from real.command import Serving, serve_command
 from real.server import Server, free_port, say_to_stderr
-from real.tiny import NAME, write_tiny_model
+from real.tiny import NAME, text_of, write_tiny_model
 from twin.scenario import load_scenario
 
 CONCURRENT = 32

@@ -1,63 +1,218 @@
-"""How long do this server's steps take? Requests that make steps of many kinds, and the profile that fits them.
+"""How long do an engine's steps take? Measured on purpose, fitted, and written as a step-time profile of the twin.
 
-    step = a + b * tokens + c * decodes + d * context + e * pairs
-
-the form of docs/design.md, with everything that is not attention in the table over tokens. Fitted by relative least
-squares with no negative term, on the mean of the steps of equal content, then scaled so that the time of all steps
-together is the measured one: what disturbs a machine belongs to its time.
+Steps come from the in-process engine (real.engine_steps), from a recording of a live server (real.record) or from what
+clients of a live server see (real.live_steps). The form of the fit and the fit itself are the twin's
+(twin.step_time.fit); docs/measure.md says which errors to expect of it.
 """
 
 import json
-import random
 import statistics
-import string
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from real.client import Call
+from twin.errors import InputError
+from twin.step_time.fit import Step, StepFit, fit_steps, mape, profile_of
+from twin.step_time.profiles import Profile, Provenance
 
-TERMS = ("base", "tokens", "decodes", "context", "pairs")
+KNOTS = (1, 16, 64, 256, 1024, 4096, 16384)
+"""Token counts at which the dense work of a step may bend, as far as the measured ones reach."""
 
 
 @dataclass(frozen=True)
-class Fit:
-    """Seconds per step and per unit of each term."""
+class Timed:
+    """A step with the part of it that the scheduler took."""
 
-    seconds: dict[str, float]
-    """By name of TERMS."""
-    mape: float
-    """Mean absolute relative error over the steps it was fitted to."""
-    scaled_by: float
-    """Factor on all terms that makes the time of all steps the measured one."""
+    step: Step
+    """All of it."""
+    host_s: float
+    """0 where it is not known."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was fitted to what."""
+
+    fit: StepFit
+    """Of the steps without the scheduler's part."""
+    host: tuple[float, float]
+    """Seconds of the scheduler and its update: of a step, and of each request in it; (0, 0) where it is in the fit."""
     steps: int
+    """Different steps that were fitted."""
+    noise: float
+    """Mean relative difference of a single measurement of a step from the median of its repeats; 0 without repeats."""
+    mape: Mapping[str, float]
+    """Mean absolute relative error over all steps and by kind, the scheduler's part included."""
     frontend_s: float
-    """Median time to first token that the scheduler does not see: HTTP, tokenizer, queues between processes."""
+    """Time to first token outside the scheduler: HTTP, tokenizer, queues between processes; 0 where it is not known."""
+    largest: Mapping[str, int]
+    """What was measured at most: tokens and requests of a step, tokens of one context."""
+
+    def seconds(self, step: Step) -> float:
+        """What a step should take."""
+        return self.fit.seconds(step) + self.host[0] + self.host[1] * step.seqs
+
+    def to_dict(self) -> dict[str, Any]:
+        """As data, for the file beside the profile."""
+        return {
+            "steps": self.steps,
+            "noise": self.noise,
+            "mape": dict(self.mape),
+            "frontend_s": self.frontend_s,
+            "largest": dict(self.largest),
+            "host_s": {"step": self.host[0], "request": self.host[1]},
+            "scaled_by": self.fit.scaled_by,
+            "terms_s": {
+                "dense": [list(point) for point in self.fit.dense],
+                "decode": [list(point) for point in self.fit.decode],
+                "sampled": self.fit.sampled_s,
+                "context_token": self.fit.context_s,
+                "pair": self.fit.pair_s,
+            },
+        }
 
 
-def text_of(tokens: int, rng: random.Random) -> str:
-    """A prompt of so many tokens for the tiny model, where a token is a byte; no two begin alike."""
-    return "".join(rng.choices(string.ascii_letters, k=tokens))
+def steps_of(rows: Iterable[Mapping[str, Any]]) -> tuple[list[Timed], float]:
+    """(steps, noise) of rows of real.engine_steps: the median of the repeats of each step.
+
+    Raises InputError where repeats of a step do not have the same content, so that they say nothing of one another.
+    """
+    groups: dict[tuple[str, int], list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        groups[row["workload"], row["number"]].append(row)
+    steps, noise = [], []
+    for (workload, number), found in groups.items():
+        contents = {(r["tokens"], r["decodes"], r["context"], r["pairs"]) for r in found}
+        if len(contents) > 1:
+            raise InputError(
+                f"calibration: step {number} of workload {workload} has another content in each repeat; something else "
+                "uses this engine"
+            )
+        middle = statistics.median(r["seconds"] for r in found)
+        noise += [abs(r["seconds"] / middle - 1) for r in found] if len(found) > 1 else []
+        host_s = statistics.median(r.get("host_s", 0.0) for r in found)
+        steps.append(Timed(step_of(found[0], middle, f"{workload} {number}"), host_s))
+    return steps, statistics.fmean(noise) if noise else 0.0
 
 
-def sweep(max_num_seqs: int, max_model_len: int, rng: random.Random) -> Iterator[Call]:
-    """Requests in groups that start together, by number of requests and length of prompts, a while between groups."""
-    due = 0.0
-    for count in (1, 2, 3, 4, 8, 16, 32):
-        for prompt in (8, 64, 256, 512, 768):
-            if count <= max_num_seqs and prompt + 40 < max_model_len:
-                for _ in range(count):
-                    yield Call(due, text_of(prompt, rng), 30, stream=False)
-                due += 0.4 + count * (prompt * 1e-4 + 0.02)
+def step_of(row: Mapping[str, Any], seconds: float, name: str = "") -> Step:
+    """A row's content as a step."""
+    return Step(
+        row["tokens"], row["decodes"], row["context"], row["pairs"], seconds, row.get("seqs", 0),
+        row.get("sampled", 0), name,
+    )  # fmt: skip
 
 
-def read_rows(path: Path) -> tuple[list[dict[str, Any]], list[float]]:
-    """Steps, and times to first token as the scheduler saw them, of a recording."""
+def calibrate(
+    steps: Sequence[Timed],
+    *,
+    noise: float = 0.0,
+    frontend_s: float = 0.0,
+    longest_context: int = 0,
+    match_total: bool = False,
+) -> Calibration:
+    """Fit. With `match_total` the time of all steps together comes out exactly, disturbances included.
+
+    Raises InputError with too few steps of different content.
+    """
+    most = max((timed.step.tokens for timed in steps), default=0)
+    if len(steps) < 50:
+        raise InputError(f"calibration: {len(steps)} steps; at least 50 are needed")
+    host = _host(steps)
+    rest = [replace(t.step, seconds=max(t.step.seconds - _line(host, t.step), 1e-9)) for t in steps]
+    knots = [n for n in KNOTS if n < most / 1.5]
+    decodes = max(t.step.decodes for t in steps)
+    decode_knots = [n for n in (0, 4, 16, 64) if n < decodes / 1.5]
+    fit = fit_steps(
+        rest,
+        [*(knots or [1]), most],
+        [*decode_knots, decodes],
+        match_total=match_total,
+    )
+    found = Calibration(fit, host, len(steps), noise, {}, frontend_s, {})
+    errors = error_of(found, [t.step for t in steps])
+    largest = {
+        "tokens": most,
+        "requests": max(t.step.seqs or t.step.decodes for t in steps),
+        "context": longest_context,
+    }
+    return replace(found, mape=errors, largest=largest)
+
+
+def error_of(found: Calibration, steps: Sequence[Step]) -> dict[str, float]:
+    """Mean absolute relative error over steps: `all`, and by kind."""
+    whole = [replace(step, seconds=step.seconds - _line(found.host, step)) for step in steps]
+    by_kind = mape(found.fit, [step for step in whole if step.seconds > 0])
+    every = [abs(found.seconds(step) / step.seconds - 1) for step in steps]
+    return {"all": statistics.fmean(every), **by_kind}
+
+
+def total_error(found: Calibration, steps: Sequence[Step]) -> float:
+    """Relative error of the time of all steps together."""
+    return sum(found.seconds(s) for s in steps) / sum(s.seconds for s in steps) - 1
+
+
+def _host(steps: Sequence[Timed]) -> tuple[float, float]:
+    """Seconds of the scheduler by step and by request: a line without a negative term, by relative least squares."""
+    known = [(t.step.seqs, t.host_s) for t in steps if t.host_s > 0 and t.step.seqs]
+    if len(known) < 10:
+        return 0.0, 0.0
+    seqs, seconds = (np.array(column, dtype=float) for column in zip(*known, strict=True))
+    features = np.stack([np.ones(len(seqs)), seqs], axis=1) / seconds[:, None]
+    base, each = np.linalg.lstsq(features, np.ones(len(seqs)), rcond=None)[0]
+    if base < 0 or each < 0:
+        return (float(np.mean(seconds)), 0.0) if each < 0 else (0.0, float(np.mean(seconds / seqs)))
+    return float(base), float(each)
+
+
+def _line(host: tuple[float, float], step: Step) -> float:
+    return host[0] + host[1] * step.seqs
+
+
+def profile(
+    found: Calibration,
+    provenance: Provenance,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    max_model_len: int,
+) -> Profile:
+    """The calibration as a profile that covers an engine with these limits.
+
+    Its tables go beyond what was measured on their last slope where the limits do, and a note says so.
+    """
+    notes = [
+        f"Fitted to {found.steps} steps; noise of a single measurement {100 * found.noise:.1f} %.",
+        "Measured up to " + ", ".join(f"{n:,} {name}" for name, n in found.largest.items()) + ".",
+    ]
+    if found.frontend_s:
+        notes.append(
+            f"A request spends {1e3 * found.frontend_s:.2f} ms outside the scheduler before its first token, which no "
+            "step has."
+        )
+    fit = found.fit
+    if fit.dense[-1][0] < max_num_batched_tokens:
+        notes.append(f"Beyond {fit.dense[-1][0]:,} tokens the last slope goes on.")
+        (x0, y0), (x1, y1) = fit.dense[-2:]
+        last = y1 + (y1 - y0) * (max_num_batched_tokens - x1) / (x1 - x0)
+        fit = replace(fit, dense=(*fit.dense, (max_num_batched_tokens, last)))
+    errors = {"step_mape": round(found.mape["all"], 4), "noise": round(found.noise, 4)}
+    about = replace(
+        provenance,
+        fit_error={**provenance.fit_error, **errors},
+        notes=(*provenance.notes, *notes),
+    )
+    context = found.largest.get("context") or max_model_len
+    made = profile_of(fit, about, max_context=context, max_num_seqs=max_num_seqs)
+    base, each = (round(seconds * 10**12) for seconds in found.host)
+    return replace(made, host_sync_ps=((0, base), (max_num_seqs, base + each * max_num_seqs)))
+
+
+def read_recording(path: Path) -> tuple[list[dict[str, Any]], list[float]]:
+    """Steps, and times to first token as the scheduler saw them, of a recording of a live server (real.record)."""
     steps, firsts = [], []
     for line in path.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
@@ -68,83 +223,6 @@ def read_rows(path: Path) -> tuple[list[dict[str, Any]], list[float]]:
     return steps, firsts
 
 
-def fit_steps(rows: Sequence[dict[str, Any]], frontend_s: float) -> Fit:
-    """The fit. Raises ValueError with fewer than 50 kinds of steps."""
-    kinds: dict[tuple[int, ...], list[float]] = defaultdict(list)
-    for row in rows:
-        kinds[row["tokens"], row["decodes"], row["context"], row["pairs"]].append(row["duration_s"])
-    if len(kinds) < 50:
-        raise ValueError(f"only {len(kinds)} kinds of steps; at least 50 are needed")
-    features = np.array([(1.0, *kind) for kind in kinds])
-    seconds = np.array([statistics.fmean(durations) for durations in kinds.values()])
-    weights = np.sqrt([len(durations) for durations in kinds.values()]) / seconds
-    found = _not_negative(features * weights[:, None], seconds * weights)
-    often = np.array([len(durations) for durations in kinds.values()])
-    scale = float((seconds @ often) / (features @ found @ often))
-    predicted = features @ found * scale
-    return Fit(
-        dict(zip(TERMS, (found * scale).tolist(), strict=True)),
-        float(np.mean(np.abs(predicted / seconds - 1))),
-        scale,
-        len(rows),
-        frontend_s,
-    )
-
-
-def _not_negative(
-    features: npt.NDArray[np.float64], wanted: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
-    """Least squares; the most negative term is left out until none is negative."""
-    used = list(range(features.shape[1]))
-    while True:
-        scale = np.abs(features[:, used]).max(axis=0)
-        found, *_ = np.linalg.lstsq(features[:, used] / scale, wanted, rcond=None)
-        found = found / scale
-        if (found >= 0).all():
-            result = np.zeros(features.shape[1])
-            result[used] = found
-            return result
-        del used[int(np.argmin(found * scale))]
-
-
-def profile_of(
-    fit: Fit, model: str, gpu: str, engine: str, max_tokens: int, max_seqs: int
-) -> dict[str, Any]:
-    """The fit as a step-time profile of the twin (the data of its JSON file)."""
-    ps = {name: value * 1e12 for name, value in fit.seconds.items()}
-
-    def line(base: float, slope: float, last: int) -> list[list[float]]:
-        return [[0, base], [last, base + slope * last]]
-
-    return {
-        "provenance": {
-            "model": model,
-            "gpu": gpu,
-            "tensor_parallel_size": 1,
-            "dtype": "float32",
-            "kv_cache_dtype": "float32",
-            "engine": engine,
-            "source": f"{fit.steps} steps of a live server",
-            "licence": "own measurement",
-            "date": "2026-01-01",
-            "script": "real/calibrate.py",
-            "fit_error": {"mape": fit.mape},
-            "notes": ["Everything but attention is in the table over tokens."],
-        },
-        "max_context": 131072,
-        "capture_sizes": [],
-        "dense_ps": line(max(ps["base"], 1.0), ps["tokens"], max_tokens),
-        "comm_ps": [],
-        "sample_ps": [[0, 0], [max_seqs, 0]],
-        "prefill_pair_ps": ps["pairs"],
-        "decode_base_ps": line(0.0, ps["decodes"], max_seqs),
-        "decode_context_ps": [[0, ps["context"]], [max_seqs, ps["context"]]],
-        "host_sync_ps": [[0, 0], [max_seqs, 0]],
-        "host_async_ps": [[0, 0], [max_seqs, 0]],
-        "gap_ps": 0,
-    }
-
-
-def median_gap(seen: Iterable[float], scheduled: Iterable[float]) -> float:
-    """Median of what clients saw minus median of what the scheduler saw."""
-    return max(0.0, statistics.median(seen) - statistics.median(scheduled))
+def recorded_steps(rows: Iterable[Mapping[str, Any]]) -> list[Timed]:
+    """The steps of a recording; the scheduler's part is in their whole."""
+    return [Timed(step_of(row, row["duration_s"], str(i)), 0.0) for i, row in enumerate(rows)]

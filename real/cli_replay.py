@@ -178,7 +178,7 @@ def _play(loaded: Any, url: str, model: str | None, prompts: Any, manner: Any) -
     from real.server_metrics import Reading, read, series_of
     from twin.workload.streams import Traffic, open_streams
 
-    name = model or _first_model(url)
+    name = model or first_model(url)
     before = read(url)
     readings: list[tuple[float, Reading]] = []
 
@@ -237,7 +237,8 @@ def _play(loaded: Any, url: str, model: str | None, prompts: Any, manner: Any) -
     return _Run(done.measured, result, summary_of(result, url, told), facts)
 
 
-def _first_model(url: str) -> str:
+def first_model(url: str) -> str:
+    """What the server calls its first model. Raises InputError where it lists none."""
     import json
     import urllib.request
 

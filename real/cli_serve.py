@@ -113,7 +113,7 @@ def serve(
             bad_hints="reject" if reject else "default",
             more=more or (),
         )
-        with _prepared(loaded, serving, tiny) as (loaded, serving):
+        with prepared(loaded, serving, tiny) as (loaded, serving):
             command = serve_command(loaded, serving)
             if show:
                 write(shlex.join(command) + "\n")
@@ -142,7 +142,7 @@ def demo(
             ) from None
         loaded = load_scenario(scenario, overrides or [])
         serving = Serving(python=python, model="", name=NAME, port=free_port())
-        with _prepared(loaded, serving, tiny=True) as (loaded, serving):
+        with prepared(loaded, serving, tiny=True) as (loaded, serving):
             command = serve_command(loaded, serving)
             check_vllm(python, loaded.engine.version)
             server = Server(command, serving.host, serving.port, sys.stderr.write if log else None)
@@ -202,13 +202,15 @@ def _headers(named: list[str] | None) -> dict[str, str]:
 
 
 @contextmanager
-def _prepared(loaded: Scenario, serving: Serving, tiny: bool) -> Iterator[tuple[Scenario, Serving]]:
-    """The scenario and what is served; with the tiny model, in a folder that is there as long as this lasts."""
+def prepared(
+    loaded: Scenario, serving: Serving, tiny: bool, small: bool = False
+) -> Iterator[tuple[Scenario, Serving]]:
+    """The scenario and what is served; with a built-in model, in a folder that is there as long as this lasts."""
     if not tiny:
         yield loaded, serving
         return
     with tempfile.TemporaryDirectory(prefix="twin-tiny-") as folder:
-        write_tiny_model(Path(folder))
+        write_tiny_model(Path(folder), small)
         yield tiny_scenario(loaded), replace(serving, model=folder, dummy=True)
 
 

@@ -43,21 +43,27 @@ class Serving:
     """Further arguments, handed to vLLM as they are."""
 
 
+def dtype_of(scenario: Scenario) -> str:
+    """vLLM's --dtype. Raises InputError for a type that vLLM cannot make of loaded weights."""
+    dtype = scenario.hardware.dtype
+    if dtype not in _DTYPES:
+        raise InputError(
+            f"hardware.dtype: {dtype} is nothing vLLM makes of loaded weights; give a folder with "
+            f"such weights, and one of {', '.join(_DTYPES)}"
+        )
+    return _DTYPES[dtype]
+
+
 def serve_command(scenario: Scenario, serving: Serving) -> list[str]:
     """The arguments, the program first. Raises InputError for a dtype that vLLM cannot make of loaded weights."""
     engine, document = scenario.engine, scenario.document["engine"]
     hardware = scenario.hardware
-    if hardware.dtype not in _DTYPES:
-        raise InputError(
-            f"hardware.dtype: {hardware.dtype} is nothing vLLM makes of loaded weights; give a folder with "
-            f"such weights, and one of {', '.join(_DTYPES)}"
-        )
     options: dict[str, Any] = {
         "served-model-name": serving.name,
         "host": serving.host,
         "port": serving.port,
         "load-format": "dummy" if serving.dummy else None,
-        "dtype": _DTYPES[hardware.dtype],
+        "dtype": dtype_of(scenario),
         "quantization": "fp8" if hardware.dtype == "fp8" else None,
         "tensor-parallel-size": hardware.tensor_parallel_size,
         "max-model-len": engine.max_model_len,
@@ -78,6 +84,7 @@ def serve_command(scenario: Scenario, serving: Serving) -> list[str]:
         "watermark": engine.watermark or None,
         "async-scheduling": engine.async_scheduling,
         "enforce-eager": document["enforce_eager"] or None,
+        "enable-prompt-tokens-details": True,
         "shutdown-timeout": serving.shutdown_timeout,
         "middleware": MIDDLEWARE,
         "additional-config": json.dumps({CONFIG_KEY: _settings(scenario, serving)}),

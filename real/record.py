@@ -18,6 +18,32 @@ from real.vllm_names import check_version
 FLUSH_EVERY = 64
 
 
+def content_of(requests: Any, planned: Any) -> dict[str, int]:
+    """What a step holds, under the names of the simulator's step-time formula.
+
+    `requests` are the scheduler's, by id, after it has planned the step.
+    """
+    tokens = pairs = decodes = context = sampled = 0
+    for rid, n in planned.num_scheduled_tokens.items():
+        request = requests[rid]
+        before = request.num_computed_tokens - n
+        tokens += n
+        sampled += not request.is_prefill_chunk
+        if n == 1 and before >= request.num_prompt_tokens:
+            decodes += 1
+            context += before + 1
+        else:
+            pairs += n * before + n * (n + 1) // 2
+    return {
+        "tokens": tokens,
+        "seqs": len(planned.num_scheduled_tokens),
+        "decodes": decodes,
+        "context": context,
+        "pairs": pairs,
+        "sampled": sampled,
+    }
+
+
 class Recording:
     """Mixed in front of a scheduler."""
 
@@ -35,7 +61,8 @@ class Recording:
         self._end_row(now)
         planned = super().schedule(*args, **kwargs)
         if planned.num_scheduled_tokens:
-            self._row = {"kind": "step", "start_s": now, **self._content(planned)}
+            self._row = {"kind": "step", "start_s": now, **content_of(self.requests, planned)}
+            self._row |= self._decisions(planned)
         return planned
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
@@ -55,23 +82,15 @@ class Recording:
             self._file.flush()
         return outputs
 
-    def _content(self, planned: Any) -> dict[str, int]:
-        tokens = pairs = decodes = context = 0
-        for rid, n in planned.num_scheduled_tokens.items():
-            request = self.requests[rid]
-            before = request.num_computed_tokens - n
-            tokens += n
-            if n == 1 and before >= request.num_prompt_tokens:
-                decodes += 1
-                context += before + 1
-            else:
-                pairs += n * before + n * (n + 1) // 2
+    def _decisions(self, planned: Any) -> dict[str, Any]:
+        """Who started, with how many tokens from the prefix cache, and who lost its place."""
+        started = {
+            request.req_id: request.num_computed_tokens for request in planned.scheduled_new_reqs
+        }
         return {
-            "tokens": tokens,
-            "seqs": len(planned.num_scheduled_tokens),
-            "decodes": decodes,
-            "context": context,
-            "pairs": pairs,
+            "started": started,
+            "resumed": sorted(planned.scheduled_cached_reqs.resumed_req_ids),
+            "preempted": sorted(planned.preempted_req_ids or ()),
         }
 
     def _end_row(self, now: float) -> None:

@@ -4,6 +4,8 @@ Its text is noise; its scheduling is vLLM's. One byte of a prompt is one token.
 """
 
 import json
+import random
+import string
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +35,20 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def write_tiny_model(folder: Path) -> None:
-    """Write config.json and the tokenizer of the model into an existing folder."""
+SMALL = {
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
+    "num_hidden_layers": 12,
+}
+"""A larger one, whose steps are bound by computing where those of the tiny one are bound by everything around it."""
+
+
+def write_tiny_model(folder: Path, small: bool = False) -> None:
+    """Write config.json and the tokenizer of the model, or of the larger one, into an existing folder."""
     files = {
-        "config.json": CONFIG,
+        "config.json": CONFIG | SMALL if small else CONFIG,
         "generation_config.json": {"bos_token_id": END, "eos_token_id": END},
         "tokenizer.json": _tokenizer(),
         "tokenizer_config.json": {
@@ -49,6 +61,11 @@ def write_tiny_model(folder: Path) -> None:
     }
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content), encoding="utf-8")
+
+
+def text_of(tokens: int, rng: random.Random) -> str:
+    """A prompt of so many tokens for the model, where a token is a byte; no two begin alike."""
+    return "".join(rng.choices(string.ascii_letters, k=tokens))
 
 
 def _tokenizer() -> dict[str, Any]:
