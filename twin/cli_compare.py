@@ -37,7 +37,7 @@ def compare(
     ] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(min=2, help="Seeds of each scenario; default: 10.", show_default=False),
+        typer.Option(min=2, help="Seeds of each scenario; default: 20.", show_default=False),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The first of them.", show_default=False)] = None,
     figures: Annotated[

@@ -11,7 +11,7 @@ from twin.whatif.runs import Backend, Run, Task, run_all
 from twin.whatif.statistics import paired
 from twin.whatif.verdict import Judged, conclude, judge, means
 
-SEEDS = 10
+SEEDS = 20
 """Replications of each configuration that is not told otherwise. benchmarks/what_if_honesty.py shows what they find."""
 
 

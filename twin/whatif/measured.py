@@ -50,7 +50,7 @@ def compare_measured(
         differ, way = _differ(first, side, values[0], rows, limits)
         ways.append(way)
         told.append(tell(name, judge(measures, differ, family), rows, "or longer runs"))
-    how = f"Intervals of {family} figures that hold together with 95 %: {'; '.join(dict.fromkeys(ways))}."
+    how = f"Intervals of {family} figures that hold together with 98 %: {'; '.join(dict.fromkeys(ways))}."
     return {
         "seeds": [],
         "replications": "measured runs",

@@ -30,7 +30,7 @@ def render_comparison(comparison: Mapping[str, Any], color: bool = False) -> str
     many = len(comparison["seeds"]) if comparison["seeds"] else 0
     how = (
         f"{plural(many, 'seed')}, the same for all; intervals of {comparison['judged']} figures that hold together "
-        "with 95 %."
+        "with 98 %."
         if many
         else comparison["how"]
     )

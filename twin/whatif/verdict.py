@@ -1,6 +1,6 @@
 """From the figures of several replications of A and B to a verdict in words, never on noise.
 
-All intervals of one comparison hold together: each has the level 1 - 0.05 / (judged figures x variants) (Bonferroni).
+All intervals of one comparison hold together: each has the level 1 - 0.02 / (judged figures x variants) (Bonferroni).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,8 +11,9 @@ from twin.report.texts import duration, limit
 from twin.whatif.figures import Figures, Measure
 from twin.whatif.statistics import EQUAL, Difference
 
-ALPHA = 0.05
-"""Chance that a comparison of two equal things calls any figure different."""
+ALPHA = 0.02
+"""Chance that a comparison of two equal things calls any figure different. Latencies are not quite normal on any scale,
+so that the true chance is somewhat larger; benchmarks/what_if_honesty.py counts it."""
 
 TOLERANCE = 0.05
 """A figure that is not decided may be worse by this share and something else still be adopted."""
