@@ -15,15 +15,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tests.runs import MODEL, document, stream
+from tests.runs import document, stream
 from twin.scenario import load_scenario
-from twin.step_time.profiles import packaged_profile
 from twin.whatif.compare import SEEDS, judge_all
 from twin.whatif.figures import Figures, Measure, judged
 from twin.whatif.runs import Backend, Task, run_all
@@ -65,13 +63,7 @@ class Honesty(NamedTuple):
 
 def slower_profile(folder: Path, factor: float) -> str:
     """The built-in step-time profile with every time longer by `factor`, as a file."""
-    hardware = load_scenario(CHAT).hardware
-    packaged = resources.files("twin.step_time") / "data"
-    names = (file.name for file in packaged.iterdir())
-    name = packaged_profile(
-        names, MODEL, hardware.gpu.name, hardware.tensor_parallel_size, hardware.dtype
-    )
-    profile = json.loads((packaged / name).read_text(encoding="utf-8"))
+    profile = load_scenario(CHAT).hardware.profile.to_dict()
     for key, value in profile.items():
         if key.endswith("_ps"):
             profile[key] = (

@@ -5,6 +5,7 @@ author is whoever reaches the page.
 """
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from dashboard.limits import Limits
@@ -98,8 +99,9 @@ def _walk(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
 
 def check_size(scenario: Scenario, uploads: Mapping[str, str], limits: Limits) -> None:
     """Raises InputError for a loaded scenario that is too large for a page, or has read a file that it may not."""
-    allowed = set(uploads.values())
-    strange = [file for file in scenario.files if str(file) not in allowed and str(file) != "."]
+    # A model of the catalogue is looked for as a folder first.
+    allowed = {*uploads.values(), *map(str, map(Path, MODELS))}
+    strange = [file for file in scenario.files if str(file) not in allowed]
     if strange:
         raise InputError("the scenario names a file of the server; the page takes uploads only")
     known = [stream.requests for stream in scenario.traffic if stream.requests is not None]

@@ -229,6 +229,7 @@ class Guard:
             return
         path = os.path.realpath(name)
         if not path.startswith(self._places):
+            sys.stderr.write(f"refused to open {path}\n")
             raise PermissionError(
                 "the scenario names a file of the server; the page takes uploads only"
             )

@@ -11,15 +11,15 @@ from twin.scenario_yaml import plain_copy
 def to_yaml(document: Mapping[str, Any]) -> str:
     """The document as a file, keys without a value left out; `load_scenario` reads the same scenario from it."""
     text: str = yaml.safe_dump(
-        _trimmed(plain_copy(document)), sort_keys=False, allow_unicode=True, width=110
+        trimmed(plain_copy(document)), sort_keys=False, allow_unicode=True, width=110
     )
     return text
 
 
-def _trimmed(value: Any) -> Any:
-    """Without null and empty sections, which stand for defaults."""
+def trimmed(value: Any) -> Any:
+    """Nested data without null and empty sections, which stand for defaults."""
     if isinstance(value, dict):
-        return {k: _trimmed(v) for k, v in value.items() if v is not None and v != {}}
+        return {k: trimmed(v) for k, v in value.items() if v is not None and v != {}}
     if isinstance(value, list):
-        return [_trimmed(item) for item in value]
+        return [trimmed(item) for item in value]
     return value

@@ -1,0 +1,90 @@
+"""*What if*: a configuration, a click, and what would happen."""
+
+import streamlit as st
+
+from dashboard.forms import Form
+from dashboard.links import KEY, encode
+from dashboard.progress import watch
+from dashboard.results import show_result
+from dashboard.safety import admit, read_untrusted
+from dashboard.state import LIMITS, ask, base, restart_with, uploads
+from twin.errors import InputError
+from twin.whatif.documents import to_yaml, trimmed
+
+PLACE = "what_if"
+
+
+def page() -> None:
+    """The page."""
+    st.title("What if")
+    st.markdown("Change something, run it, and see what it does to latency, throughput and cost.")
+    document = base()
+    if "link_error" in st.session_state:
+        st.error(st.session_state.pop("link_error"))
+    with st.expander("Configuration", expanded=True):
+        document = Form(document, f"form{st.session_state['generation']}").draw()
+        st.session_state["edited"] = document
+    _yaml(document)
+    left, right = st.columns([1, 3], vertical_alignment="center")
+    if left.button("Run", type="primary", key="run"):
+        _run(document)
+    ran = st.session_state.get("ran")
+    if ran is not None and trimmed(ran) != trimmed(document):
+        right.info("The inputs have changed: what is below is of the run before. Run shows theirs.")
+    job = watch(PLACE)
+    if job is not None:
+        right.caption(
+            f"Computed in {job.seconds or 0.0:.1f} s. The address of this page now leads back to this configuration."
+        )
+        _remember(job.key, job.result)
+        show_result(job.result, job.key)
+
+
+def _run(document: dict[str, object]) -> None:
+    st.session_state["ran"] = document
+    st.session_state.pop(PLACE, None)
+    st.session_state.pop(f"{PLACE}_failed", None)
+    try:
+        admit(document, uploads(), LIMITS)
+    except InputError as error:
+        st.session_state[f"{PLACE}_failed"] = str(error)
+        return
+    ask("run", PLACE, document=document)
+    st.query_params[KEY] = encode(trimmed(document))
+
+
+def _remember(key: str, result: dict[str, object]) -> None:
+    """Runs of this session, for the page Compare."""
+    history = st.session_state.setdefault("history", {})
+    if key not in history:
+        history[key] = {"name": f"run {len(history) + 1}", "document": result["document"]}
+
+
+def _yaml(document: dict[str, object]) -> None:
+    with st.expander("YAML: the whole scenario, to read, to paste, to upload"):
+        st.code(to_yaml(document), language="yaml")
+        text = st.text_area(
+            "Paste a scenario here to begin from it",
+            key=f"paste{st.session_state['generation']}",
+            height=150,
+        )
+        file = st.file_uploader(
+            "or upload one", ["yaml", "yml"], key=f"file{st.session_state['generation']}"
+        )
+        if st.button("Begin from this scenario"):
+            given = file.getvalue().decode("utf-8", "replace") if file is not None else text
+            try:
+                found = read_untrusted(given, LIMITS)
+                admit(found, uploads(), LIMITS)
+            except InputError as error:
+                st.error(str(error))
+                return
+            restart_with(found)
+            st.rerun()
+
+
+def open_in_what_if(document: dict[str, object]) -> None:
+    """Let the page What if begin from a configuration found elsewhere, and go there."""
+    restart_with(document)
+    st.session_state.pop("edited", None)
+    st.switch_page(st.session_state["pages"]["what_if"])
