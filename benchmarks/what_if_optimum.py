@@ -58,7 +58,7 @@ def means(loaded, axes, points, seeds, jobs) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=800)
-    parser.add_argument("--speedup", type=float, default=3.5)
+    parser.add_argument("--speedup", type=float, default=5.0)
     parser.add_argument("--trials", type=int, default=60)
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
