@@ -5,7 +5,15 @@ from importlib.metadata import PackageNotFoundError, version
 
 import typer
 
-from real import cli_calibrate, cli_manifests, cli_models, cli_profile, cli_replay, cli_serve
+from real import (
+    cli_calibrate,
+    cli_compare,
+    cli_manifests,
+    cli_models,
+    cli_profile,
+    cli_replay,
+    cli_serve,
+)
 from real.vllm_names import VLLM_NAMES, missing_names
 
 app = typer.Typer(name="twin-real", no_args_is_help=True, add_completion=False)
@@ -54,6 +62,7 @@ app.command()(cli_replay.replay)
 app.command()(cli_replay.results)
 app.command()(cli_calibrate.calibrate)
 app.command()(cli_profile.profile)
+app.command()(cli_compare.compare)
 app.command()(cli_manifests.manifests)
 
 

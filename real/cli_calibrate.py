@@ -12,7 +12,7 @@ import typer
 from real.cli_serve import Overrides, Python, ScenarioFile, prepared, server_environment
 from real.command import Serving
 from real.server import check_model, check_vllm, say_to_stderr
-from real.tiny import NAME
+from real.tiny import NAME, VOCABULARY
 from twin.errors import InputError
 from twin.scenario import Scenario, load_scenario
 from twin.terminal import errors, write
@@ -91,7 +91,7 @@ def calibrate(
             if url is None:
                 found, facts = _in_process(served, serving, repeats)
             else:
-                found, facts = _live(served, url, model, minutes, load, late)
+                found, facts = _live(served, serving, url, model, minutes, load, late)
             made = _profile(
                 served, serving, found, facts["source"], gpu or ("cpu" if serving.dummy else None)
             )
@@ -141,7 +141,13 @@ def _in_process(served: Scenario, serving: Serving, repeats: int) -> tuple[Any, 
 
 
 def _live(
-    served: Scenario, url: str, model: str | None, minutes: float, load: float, late: float
+    served: Scenario,
+    serving: Serving,
+    url: str,
+    model: str | None,
+    minutes: float,
+    load: float,
+    late: float,
 ) -> tuple[Any, dict[str, Any]]:
     import asyncio
 
@@ -151,7 +157,7 @@ def _live(
     from real.live_steps import measure
 
     limits = limits_of(served)
-    vocabulary = served.model.vocab
+    vocabulary = VOCABULARY if serving.dummy else served.model.vocab
     say_to_stderr(f"measuring {url} for at most {minutes:g} minutes")
     live = asyncio.run(
         measure(url, model or first_model(url), limits, vocabulary, 60 * minutes, load)

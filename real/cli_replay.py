@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import typer
 
 from real.cli_serve import Overrides, ScenarioFile
+from real.tiny import VOCABULARY
 from twin.errors import InputError
 from twin.terminal import INTERRUPTED, complain, errors, write
 
@@ -76,6 +77,10 @@ def replay(
     content_seed: Annotated[
         int, typer.Option(help="Seed of the text that stands for content ids.")
     ] = 0,
+    tiny: Annotated[
+        bool,
+        typer.Option("--tiny", help="The server is `twin-real serve --tiny`: use its token ids."),
+    ] = False,
     client_limit: Annotated[
         bool,
         typer.Option(
@@ -115,7 +120,7 @@ def replay(
             until_s=until,
             retries=loaded.cluster.retries,
         )
-        prompts = Prompts(vocabulary or loaded.model.vocab, content_seed)
+        prompts = Prompts(vocabulary or (VOCABULARY if tiny else loaded.model.vocab), content_seed)
         if not plain:
             told = ", ".join(f"{tier} {number}" for tier, number in PRIORITIES.items())
             complain(f"priorities (smaller is more urgent, as in vLLM): {told}")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -212,6 +212,20 @@ def prepared(
     with tempfile.TemporaryDirectory(prefix="twin-tiny-") as folder:
         write_tiny_model(Path(folder), small)
         yield tiny_scenario(loaded), replace(serving, model=folder, dummy=True)
+
+
+def tiny_document(scenario: Scenario, folder: Path, step_time: str) -> dict[str, Any]:
+    """The data of a scenario of the simulator for what `tiny_scenario` serves, with step times from that file."""
+    served = tiny_scenario(scenario)
+    document = served.to_dict()
+    document["model"] = str(folder)
+    document["hardware"] |= {"dtype": "float32", "tensor_parallel_size": 1, "step_time": step_time}
+    document["engine"] |= {
+        "max_model_len": served.engine.max_model_len,
+        "block_size": served.engine.block_size,
+        "async_scheduling": False,
+    }
+    return document
 
 
 def tiny_scenario(scenario: Scenario) -> Scenario:

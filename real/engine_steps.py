@@ -97,8 +97,7 @@ def run(engine: Any, timed: Timed, asks: list[dict[str, Any]], name: str, vocabu
 
 def main(job_path: str, out_path: str) -> None:
     """Run the job."""
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.v1.engine.llm_engine import LLMEngine
+    from vllm import EngineArgs, LLMEngine
 
     job = json.loads(Path(job_path).read_text(encoding="utf-8"))
     engine = LLMEngine.from_engine_args(EngineArgs(**job["engine"]))

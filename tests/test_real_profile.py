@@ -107,14 +107,6 @@ def test_on_this_machine(tmp_path):
     assert steps.step_ps(32, 8, 8, 0, 8, 800) > steps.step_ps(8, 8, 8, 0, 8, 800) > 0
 
 
-@pytest.mark.skipif(not Path(TORCH).exists(), reason="no interpreter with torch: set VLLM_PYTHON")
-def test_what_there_is_no_time_for_is_named(tmp_path):
-    found = run_job(JOB | {"budget_s": 0.0}, TORCH, tmp_path)
-    assert "qkv of 64 tokens" in found["skipped"]
-    with pytest.raises(InputError, match="give it more --minutes"):
-        profile_of(found, JOB, MODEL, "cpu", "float32")
-
-
 def test_the_command_names_what_is_wrong(tmp_path):
     write_tiny_model(tmp_path)
     command = [sys.executable, "-m", "real", "profile", "examples/chat-8b.yaml", "--out"]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-STATS = ("mean", "p50", "p90", "p99")
+STATS = ("mean", "p50", "p90", "p95", "p99")
 """Statistics that are compared of each latency."""
 
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
