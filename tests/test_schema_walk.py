@@ -198,9 +198,9 @@ ORDERED = ("cluster.nodes={gpus: 1, initial: 1, max: 2, provision: 0.5}", *QUICK
            "{at: 3, max_surge: '1', max_unavailable: '0'}]")  # fmt: skip
 
 
-def phase(key: str, path: str, *base: str) -> dict[str, Case]:
+def phase(key: str, path: str, *base: str, requests: str = "200") -> dict[str, Case]:
     """The forms of the time of a phase."""
-    base = (*base, "traffic.0.requests=200")
+    base = (*base, f"traffic.0.requests={requests}")
     wide = (*base, f"{path}={{lognormal: {{median: 0.5, p95: 1}}}}")
     return times(key, path, *base) | {
         f"{key}.TriangularTime.triangular": Case(
@@ -265,11 +265,15 @@ TWO_METRICS = (HPA.replace("metrics: [", "metrics: [{type: External, external: {
                "target: {type: AverageValue, averageValue: '2'}}}, "), *SCALED[1:],
                f"cluster.metrics.queries={{total: 'sum({WAITING})'}}")  # fmt: skip
 
-WARM = (*SCALED, "cluster.cold_start.phases.process=5", "cluster.warm_pool={standby: 1, first_wake: 0.3}",
-        "cluster.probes.readiness=null")  # fmt: skip
-WAVES = ("traffic.0.arrivals.rate={steps: [[0, 60], [1, 4], [3, 60], [4, 4], [6, 60], [7, 4]]}",
-         "traffic.0.requests=260", "cluster.warm_pool.returns=true", "cluster.warm_pool.wake=0.1",
-         "cluster.controller.downscale_stabilization=1.5")  # fmt: skip
+FLOOR = "{start: 0 9 * * *, end: 1 9 * * *, min_replicas: 2}"
+AGAIN = "{start: 2 9 * * *, end: 5 9 * * *, min_replicas: 2}"
+WARM = ("cluster.start='Mon 08:59'", f"cluster.schedules=[{FLOOR}, {AGAIN}]",
+        "cluster.warm_pool={standby: 1, first_wake: 1.5}", f"cluster.cold_start.phases={ZERO}",
+        "cluster.cold_start.phases.process=150", "cluster.probes.readiness=null",
+        "traffic.0.requests=null", "traffic.0.duration=200", "traffic.0.arrivals.rate=15")  # fmt: skip
+RETURNS = ("cluster.warm_pool.returns=true", "cluster.warm_pool.wake=0.9")
+
+
 KEPT = ("cluster.nodes={gpus: 1, initial: 2, max: 6, provision: 2}", *SCALED)
 PLANNED = (HPA, *QUICK, "cluster.schedules=[{start: 0 9 * * *, end: 0 18 * * *, min_replicas: 3}]",
            "cluster.controller.sync_period=0.2", "cluster.start='Mon 08:59'",
@@ -291,11 +295,9 @@ FORETOLD = (HPA.replace("metrics: [", "metrics: [{type: External, external: {met
 FLEET = {
     "cluster.warm_pool.standby": Case("cluster.warm_pool.standby=2", base=WARM),
     "cluster.warm_pool.claim_probability": Case("cluster.warm_pool.claim_probability=0", base=WARM),
-    **phase("cluster.warm_pool.first_wake", "cluster.warm_pool.first_wake", *WARM),
-    **phase("cluster.warm_pool.wake", "cluster.warm_pool.wake", *WARM, *WAVES),
-    "cluster.warm_pool.returns": Case(
-        "cluster.warm_pool.returns=true", base=(*WARM, *WAVES, "cluster.warm_pool.returns=false")
-    ),
+    **phase("cluster.warm_pool.first_wake", "cluster.warm_pool.first_wake", *WARM, requests="null"),
+    **phase("cluster.warm_pool.wake", "cluster.warm_pool.wake", *WARM, *RETURNS, requests="null"),
+    "cluster.warm_pool.returns": Case("cluster.warm_pool.returns=true", base=WARM),
     "cluster.warm_pool.placeholders": Case("cluster.warm_pool={placeholders: 2}", base=KEPT),
     "cluster.schedules.start": Case("cluster.schedules.0.start='1 9 * * *'", base=PLANNED),
     "cluster.schedules.end": Case("cluster.schedules.0.end='1 9 * * *'", base=PLANNED),

@@ -49,7 +49,6 @@ NOT_MODELLED: dict[str, str] = {
     "stream_interval": "streaming in bundles of tokens",
     "guided_decoding_backend": "structured output",
     "structured_outputs_config": "structured output",
-    "warm_pool": "a warm pool",
 }
 """Keys people may know from vLLM or Kubernetes -> what of it the simulation leaves out."""
 
@@ -64,6 +63,9 @@ ELSEWHERE: dict[str, str] = {
     "admission": "it belongs under cluster",
     "retries": "it belongs under cluster",
     "faults": "it belongs under cluster",
+    "warm_pool": "it belongs under cluster",
+    "prediction": "it belongs under cluster",
+    "schedules": "it belongs under cluster",
 }
 """Keys in a wrong section -> what to do."""
 

@@ -3,14 +3,13 @@
 Each function takes a part of the checked document and `origin`, which knows where things were written.
 """
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from math import log
 from statistics import NormalDist
 from typing import Any
 
-from twin import scenario_cluster as form
 from twin import scenario_distributions as times
+from twin import scenario_pods as form
 from twin.clock import PS, to_ps, to_seconds
 from twin.cluster.advice import advice
 from twin.cluster.cold_start import (
@@ -25,17 +24,16 @@ from twin.cluster.cold_start import (
 )
 from twin.cluster.faults import ClusterFault
 from twin.cluster.fleet_spec import FleetSpec, Obstacle, PodTemplate, ScalerSpec, Update
-from twin.cluster.keda import KedaSpec, QueryTrigger
-from twin.cluster.metrics_path import MetricsFault, Path, is_exported
+from twin.cluster.metrics_path import is_exported
 from twin.cluster.nodes import Nodes
-from twin.cluster.objects import read_hpa, read_scaled_object
 from twin.cluster.probes import Probe, Probes
-from twin.cluster.promql import Query, QueryError, parse_query
-from twin.cluster.ratio_scalers import RatioSpec
-from twin.cluster.saturation import SaturationSpec
-from twin.cluster.specs import Controller, HpaSpec, MetricSpec
+from twin.cluster.reserves import WarmPoolSpec
 from twin.cluster.zero import never_wakes
+from twin.scenario_breakage import ClusterFault as FaultForm
+from twin.scenario_cluster import Cluster
 from twin.scenario_faults import Origin
+from twin.scenario_scaler import most_of, path_of, scaler_of
+from twin.scenario_scaling import Ratio
 from twin.step_time.catalogue import ModelSpec
 from twin.workload.sessions import Always, ExponentialTime, LognormalTime, UniformTime
 
@@ -47,7 +45,7 @@ _Z95 = NormalDist().inv_cdf(0.95)
 
 
 def fleet_of(
-    cluster: form.Cluster,
+    cluster: Cluster,
     model: ModelSpec,
     tensor_parallel_size: int,
     weight_bytes: int,
@@ -61,7 +59,7 @@ def fleet_of(
     `weight_bytes` are those of the whole model; `is_cut` is whether run.until is set. Raises InputError for what
     cannot be.
     """
-    scaler = _scaler(cluster, origin)
+    scaler = scaler_of(cluster, origin)
     if _is_plain(cluster) and cluster.replicas:
         return None
     _check_idle(cluster, scaler, origin)
@@ -80,7 +78,7 @@ def fleet_of(
         )
     return FleetSpec(
         replicas=cluster.replicas,
-        most_replicas=max(cluster.replicas, _most(scaler)),
+        most_replicas=max(cluster.replicas, most_of(scaler)),
         template=template,
         cold_start=_cold_start(cold_start, model, weight_bytes, eager),
         starts_cold=cold_start.initial == "cold",
@@ -91,22 +89,23 @@ def fleet_of(
         ),
         nodes=_nodes(cluster.nodes),
         scaler=scaler,
-        path=_path(cluster, scaler, origin),
+        path=path_of(cluster, scaler, origin),
         labels={"model_name": model.name, "engine": "0"},
         obstacle=_obstacle(cluster),
         updates=[_update(update) for update in cluster.rolling_updates],
         faults=[
             _fault(fault, i, cluster, is_cut, origin) for i, fault in enumerate(cluster.faults)
         ],
+        warm_pool=_warm_pool(cluster, origin),
         holds_requests=cluster.holds_requests,
         start_minute=_minute(cluster.start),
         seed=seed,
     )
 
 
-def _is_plain(cluster: form.Cluster) -> bool:
+def _is_plain(cluster: Cluster) -> bool:
     """Whether nothing is said of pods and scaling."""
-    plain = form.Cluster(
+    plain = Cluster(
         replicas=cluster.replicas,
         router=cluster.router,
         routing=cluster.routing,
@@ -117,238 +116,29 @@ def _is_plain(cluster: form.Cluster) -> bool:
     return plain == cluster
 
 
-def _check_idle(cluster: form.Cluster, scaler: ScalerSpec, origin: Origin) -> None:
+def _check_idle(cluster: Cluster, scaler: ScalerSpec, origin: Origin) -> None:
     """Refuse sections that would change nothing, because what they adjust is not there."""
-    empty = form.Cluster()
+    empty = Cluster()
     for key, is_used, who in (
         ("controller", scaler.hpa or scaler.keda, "hpa or keda"),
-        ("metrics", scaler.names, "an autoscaler"),
-        ("start", scaler.keda, "keda"),
+        ("metrics", scaler.names and scaler.alone is None, "an autoscaler"),
+        ("start", scaler.keda or scaler.schedules, "keda or schedules"),
     ):
         if getattr(cluster, key) != getattr(empty, key) and not is_used:
             origin.fail(("cluster", key), f"changes nothing without {who}; remove it")
     if cluster.apa is not None:
         for key in ("stable_window", "panic_window", "panic_threshold"):
-            if getattr(cluster.apa, key) != form.Ratio.model_fields[key].default:
+            if getattr(cluster.apa, key) != Ratio.model_fields[key].default:
                 origin.fail(("cluster", "apa", key), "only kpa has windows; remove it")
     if cluster.kpa is not None:
-        if cluster.kpa.tolerance != form.Ratio.model_fields["tolerance"].default:
+        if cluster.kpa.tolerance != Ratio.model_fields["tolerance"].default:
             origin.fail(("cluster", "kpa", "tolerance"), "only apa has a tolerance; remove it")
-
-
-# --- who scales ---------------------------------------------------------------------------
-
-
-def _scaler(cluster: form.Cluster, origin: Origin) -> ScalerSpec:
-    named = [
-        name
-        for name in ("hpa", "keda", "apa", "kpa", "saturation")
-        if getattr(cluster, name) is not None
-    ]
-    if len(named) > 1:
-        origin.fail(
-            ("cluster", named[1]),
-            f"{' and '.join(named)} would both set the replicas of one deployment; keep one (two HPAs on the same pods "
-            "are written as hpa_rivals)",
-        )
-    if cluster.hpa_rivals and cluster.hpa is None:
-        origin.fail(("cluster", "hpa_rivals"), "without hpa there is nobody to be a rival of")
-    flags = cluster.controller
-    controller = Controller(
-        to_ps(flags.sync_period), flags.tolerance, to_ps(flags.downscale_stabilization)
-    )
-    ratio_rule = "kpa" if cluster.kpa is not None else "apa"
-    ratio = cluster.kpa or cluster.apa
-    saturation = cluster.saturation
-    period = (ratio and ratio.period) or (saturation and saturation.period) or 15.0
-    if ratio is not None:
-        _check_bounds(ratio.min_replicas, ratio.max_replicas, ratio_rule, origin)
-    if saturation is not None:
-        _check_bounds(saturation.min_replicas, saturation.max_replicas, "saturation", origin)
-    return ScalerSpec(
-        hpa=_hpa(cluster.hpa, origin),
-        rivals=tuple(cluster.hpa_rivals),
-        keda=_keda(cluster.keda, origin),
-        ratio=None if ratio is None else _ratio(ratio),
-        ratio_rule=ratio_rule,
-        saturation=None if saturation is None else _saturation(saturation),
-        period_ps=to_ps(period),
-        controller=controller,
-    )
-
-
-def _check_bounds(least: int, most: int, key: str, origin: Origin) -> None:
-    if least > most:
-        origin.fail(
-            ("cluster", key, "min_replicas"), f"must be <= max_replicas ({most}), got {least}"
-        )
-
-
-def _hpa(written: Any, origin: Origin) -> HpaSpec | None:
-    if written is None:
-        return None
-    if not isinstance(written, Mapping):
-        origin.fail(("cluster", "hpa"), f"must be the spec of an HPA, got {written!r}")
-    try:
-        spec = read_hpa(written)
-    except (ValueError, TypeError, AttributeError) as error:
-        origin.fail(("cluster", "hpa"), str(error))
-    for metric in spec.metrics:
-        if metric.kind in ("Resource", "ContainerResource"):
-            origin.fail(
-                ("cluster", "hpa", "metrics"),
-                f"{metric.name} of a container is not modelled (a GPU server's CPU says nothing of its load); scale "
-                "on a metric of vLLM",
-            )
-    return spec
-
-
-def _keda(written: Any, origin: Origin) -> KedaSpec | None:
-    if written is None:
-        return None
-    if not isinstance(written, Mapping):
-        origin.fail(("cluster", "keda"), f"must be the spec of a ScaledObject, got {written!r}")
-    try:
-        return read_scaled_object(written)
-    except (ValueError, TypeError, AttributeError) as error:
-        origin.fail(("cluster", "keda"), str(error))
-
-
-def _ratio(ratio: form.Ratio) -> RatioSpec:
-    return RatioSpec(
-        ratio.min_replicas,
-        ratio.max_replicas,
-        ratio.target,
-        ratio.tolerance,
-        ratio.tolerance,
-        ratio.max_rate,
-        ratio.max_rate,
-        to_ps(ratio.up_cooldown),
-        to_ps(ratio.down_cooldown),
-        to_ps(ratio.stable_window),
-        to_ps(ratio.panic_window),
-        ratio.panic_threshold,
-        ratio.guard_pending,
-    )
-
-
-def _saturation(written: form.Saturation) -> SaturationSpec:
-    return SaturationSpec(
-        written.min_replicas,
-        written.max_replicas,
-        written.kv_threshold,
-        written.queue_threshold,
-        written.spare_kv,
-        written.spare_queue,
-    )
-
-
-def _most(scaler: ScalerSpec) -> int:
-    if scaler.hpa is not None:
-        return scaler.hpa.max_replicas
-    if scaler.keda is not None:
-        fallback = scaler.keda.fallback
-        return max(scaler.keda.max_replicas, fallback.replicas if fallback else 0)
-    if scaler.ratio is not None:
-        return scaler.ratio.max_replicas
-    return scaler.saturation.max_replicas if scaler.saturation is not None else 0
-
-
-# --- metrics ------------------------------------------------------------------------------
-
-
-def _path(cluster: form.Cluster, scaler: ScalerSpec, origin: Origin) -> Path:
-    written = cluster.metrics
-    place = ("cluster", "metrics", "queries")
-    if scaler.hpa is not None:
-        _check_selectors(cluster, scaler.hpa, origin)
-    asked = _asked(cluster, scaler)
-    for name in written.queries:
-        if name not in asked:
-            origin.fail((*place, name), f"no autoscaler asks for it; asked for: {_list(asked)}")
-    queries: dict[str, Query] = {}
-    for name, default in asked.items():
-        text = written.queries.get(name, default)
-        if text is not None:
-            with origin.placed(*place, name, named=True):
-                queries[name] = _query(text)
-    faults = []
-    for i, fault in enumerate(written.faults):
-        if fault.metric is not None and fault.metric not in asked:
-            origin.fail(
-                ("cluster", "metrics", "faults", i, "metric"),
-                f"no autoscaler asks for {fault.metric!r}; asked for: {_list(asked)}",
-            )
-        span = to_ps(fault.start), to_ps(fault.until)
-        faults.append(MetricsFault(fault.kind, *span, tuple(fault.pods), fault.metric))
-    return Path(
-        to_ps(written.scrape_interval), to_ps(written.rule_interval), queries, tuple(faults)
-    )
-
-
-def _query(text: str) -> Query:
-    try:
-        return parse_query(text)
-    except QueryError as error:
-        raise ValueError(str(error)) from None
-
-
-def _list(names: Mapping[str, Any]) -> str:
-    return ", ".join(names) or "nothing"
-
-
-def _asked(cluster: form.Cluster, scaler: ScalerSpec) -> dict[str, str | None]:
-    """Metric that the autoscaler asks for -> the query it has by itself, None where somebody must write one."""
-    if scaler.hpa is not None:
-        return {m.name: _own_query(m) for m in scaler.hpa.metrics}
-    if scaler.keda is not None:
-        queries = (t for t in scaler.keda.triggers if isinstance(t, QueryTrigger))
-        return {trigger.name: trigger.query for trigger in queries}
-    ratio = cluster.kpa or cluster.apa
-    if ratio is not None:
-        return {scaler.ratio_rule: ratio.query}
-    if scaler.saturation is not None:
-        return {
-            "saturation_kv": "max_over_time(vllm:kv_cache_usage_perc[1m])",
-            "saturation_waiting": "max_over_time(vllm:num_requests_waiting[1m])",
-        }
-    return {}
-
-
-def _own_query(metric: MetricSpec) -> str | None:
-    """As prometheus-adapter asks: the labels of the metric's selector become matchers of the series."""
-    name = metric.name
-    known = name if is_exported(name) else name.replace("vllm_", "vllm:", 1)
-    if not is_exported(known):
-        return None
-    matchers = ",".join(f"{label}={json.dumps(value)}" for label, value in metric.selector)
-    series = f"{known}{{{matchers}}}" if matchers else known
-    return f"sum({series})" if metric.is_total else series
-
-
-def _check_selectors(cluster: form.Cluster, hpa: HpaSpec, origin: Origin) -> None:
-    """Refuse selectors that cannot become part of the metric's query."""
-    seen: dict[str, tuple[tuple[str, str], ...]] = {}
-    for i, metric in enumerate(hpa.metrics):
-        place = ("cluster", "hpa", "metrics", i)
-        if metric.selector and metric.name in cluster.metrics.queries:
-            origin.fail(
-                place,
-                f"selector: cluster.metrics.queries has a query of its own for {metric.name}; write the labels into it "
-                "and leave the selector out",
-            )
-        if seen.setdefault(metric.name, metric.selector) != metric.selector:
-            origin.fail(
-                place,
-                f"selector: {metric.name} is there twice with different selectors; give one of them another name and "
-                "a query under cluster.metrics.queries",
-            )
 
 
 # --- pods ---------------------------------------------------------------------------------
 
 
-def _template(cluster: form.Cluster, tensor_parallel_size: int, origin: Origin) -> PodTemplate:
+def _template(cluster: Cluster, tensor_parallel_size: int, origin: Origin) -> PodTemplate:
     pod = cluster.pod
     if tensor_parallel_size % pod.pods_per_replica:
         origin.fail(
@@ -422,7 +212,7 @@ def _nodes(nodes: form.Nodes | None) -> Nodes | None:
     )
 
 
-def _obstacle(cluster: form.Cluster) -> Obstacle | None:
+def _obstacle(cluster: Cluster) -> Obstacle | None:
     """What keeps every pod from starting, as the API server or the scheduler says it."""
     pod, nodes = cluster.pod, cluster.nodes
     known = (*ALWAYS_THERE, *cluster.priority_classes)
@@ -445,8 +235,27 @@ def _obstacle(cluster: form.Cluster) -> Obstacle | None:
     return None
 
 
+def _warm_pool(cluster: Cluster, origin: Origin) -> WarmPoolSpec | None:
+    written = cluster.warm_pool
+    if written is None:
+        return None
+    if written.placeholders and cluster.nodes is None:
+        origin.fail(
+            ("cluster", "warm_pool", "placeholders"),
+            "there are no nodes to keep: without cluster.nodes there is always room",
+        )
+    return WarmPoolSpec(
+        written.standby,
+        written.claim_probability,
+        _time(written.first_wake),
+        _time(written.wake),
+        written.returns,
+        written.placeholders,
+    )
+
+
 def _fault(
-    fault: form.ClusterFault, index: int, cluster: form.Cluster, is_cut: bool, origin: Origin
+    fault: FaultForm, index: int, cluster: Cluster, is_cut: bool, origin: Origin
 ) -> ClusterFault:
     place = ("cluster", "faults", index)
     if fault.kind == "node_drain" and cluster.nodes is None:
@@ -484,7 +293,7 @@ def _minute(text: str) -> int:
 # --- what is probably not meant -----------------------------------------------------------
 
 
-def fleet_warnings(fleet: FleetSpec, cluster: form.Cluster) -> Iterator[str]:
+def fleet_warnings(fleet: FleetSpec, cluster: Cluster) -> Iterator[str]:
     """What is allowed but probably not meant, one sentence each."""
     if fleet.obstacle is not None:
         verb = "are refused" if fleet.obstacle.is_rejected else "stay Pending"
@@ -503,8 +312,9 @@ def fleet_warnings(fleet: FleetSpec, cluster: form.Cluster) -> Iterator[str]:
         )
     queries = fleet.path.queries or {}
     asked = [metric.name for metric in spec.metrics] if scaler.hpa and spec else []
+    foreseen = None if scaler.prediction is None else scaler.prediction.metric
     for name in asked:
-        if name not in queries:
+        if name not in queries and name != foreseen:
             yield (
                 f"no rule defines the metric {name}, so that it can never be read; write a query for it under "
                 "cluster.metrics.queries, e.g. over vllm:num_requests_waiting"

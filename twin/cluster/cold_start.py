@@ -121,7 +121,7 @@ def _by_size(params: int, pair: tuple[float, float]) -> float:
 class Starter:
     """Draws the phases of one start after the other, each phase from a stream of its own."""
 
-    def __init__(self, start: ColdStart, seed: int) -> None:
+    def __init__(self, start: ColdStart, seed: int | str) -> None:
         self._draws = {
             name: getattr(start, name).drawn(Random(f"{seed}/cold_start/{name}")) for name in PHASES
         }

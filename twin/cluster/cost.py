@@ -1,7 +1,7 @@
 """What did the GPUs cost, and what for? GPU time by phase, and prices per token and per good request."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from twin.clock import PS
 
@@ -21,11 +21,14 @@ class GpuTime:
     """Placed on a node but not ready: image, weights, compilation, and every start that was killed."""
     draining_ps: int = 0
     """Told to go, and not gone."""
+    reserve_ps: int = 0
+    """Held by sleepers and placeholders, which serve nobody."""
 
     @property
     def total_ps(self) -> int:
         """All of it."""
-        return self.serving_ps + self.idle_ps + self.starting_ps + self.draining_ps
+        phases = self.serving_ps + self.idle_ps + self.starting_ps + self.draining_ps
+        return phases + self.reserve_ps
 
     def shares(self) -> dict[str, float]:
         """Phase -> share of the total; empty if there was none."""
@@ -33,22 +36,20 @@ class GpuTime:
         return {name: ps / total for name, ps in self.phases().items()} if total else {}
 
     def phases(self) -> dict[str, int]:
-        """Phase -> GPU-picoseconds."""
+        """Phase -> GPU-picoseconds; reserve only where there is some."""
+        reserve = {"reserve": self.reserve_ps} if self.reserve_ps else {}
         return {
             "serving": self.serving_ps,
             "idle": self.idle_ps,
             "starting": self.starting_ps,
             "draining": self.draining_ps,
-        }
+        } | reserve
 
 
 def total(times: Iterable[GpuTime]) -> GpuTime:
     """All of them together."""
-    sums = [0, 0, 0, 0]
-    for time in times:
-        for i, ps in enumerate(time.phases().values()):
-            sums[i] += ps
-    return GpuTime(*sums)
+    found = list(times)
+    return GpuTime(*(sum(getattr(time, f.name) for time in found) for f in fields(GpuTime)))
 
 
 @dataclass(frozen=True)

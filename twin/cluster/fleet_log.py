@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 
 from twin.cluster.cost import GpuTime
+from twin.cluster.prediction import Forecast
+from twin.cluster.reserves import WarmHistory
 from twin.cluster.scalers import Look
 
 
@@ -19,6 +21,7 @@ class PodEvent:
 
 KINDS = (
     "rejected", "created", "pending", "node", "image", "killed", "ready", "update", "fault", "deleted", "gone",
+    "reserve",
 )  # fmt: skip
 
 
@@ -90,6 +93,8 @@ class PodLife:
     requests: int
     """Completed."""
     gpu_time: GpuTime
+    is_woken: bool = False
+    """It was a sleeper of the warm pool."""
 
 
 @dataclass(frozen=True)
@@ -101,3 +106,6 @@ class FleetHistory:
     gpu_time: GpuTime
     gpus_per_replica: int
     pods_per_replica: int
+    warm_pool: WarmHistory | None = None
+    """None = nothing was kept ready."""
+    forecasts: tuple[Forecast, ...] = ()

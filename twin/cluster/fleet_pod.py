@@ -115,6 +115,20 @@ class FleetPod:
     """From its deletion to the kill, where it is not the template's."""
     is_cut_off: bool = False
     """The router cannot reach it."""
+    is_frozen: bool = False
+    """Its present engine has lost its GPU."""
+    is_woken: bool = False
+    """It was a sleeper of the warm pool."""
+
+    @property
+    def served_to_the_end(self) -> bool:
+        """Whether a server that worked was there until it went."""
+        return bool(self.engines) and self.engines[-1].gone_ps == self.gone_ps and not self.is_frozen
+
+    @property
+    def is_unwanted(self) -> bool:
+        """Whether it was deleted because fewer replicas are wanted, and not by a fault."""
+        return self.abort_reason == "pod_deleted"
 
     @property
     def name(self) -> str:
@@ -144,6 +158,7 @@ class FleetPod:
     def serve(self, index: int, replica: Replica, now_ps: int) -> PodEngine:
         """Its server answers, with counters from 0."""
         self.serving_ps = now_ps
+        self.is_frozen = False
         self.completed_before, self.completed = self.completed_before + self.completed, 0
         self.observed = Observations()
         self.first_tokens_seen.clear()
@@ -210,4 +225,5 @@ class FleetPod:
             sum(at_ps <= end_ps for at_ps in self.kills_ps),
             self.completed_before + self.completed,
             self.gpu_time(gpus, end_ps),
+            self.is_woken,
         )

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from twin.clock import PS
 from twin.cluster.cold_start import ColdStart
 from twin.cluster.faults import ClusterFault
-from twin.cluster.keda import KedaSpec
+from twin.cluster.keda import CronTrigger, KedaSpec
 from twin.cluster.metrics_path import Path
 from twin.cluster.nodes import Nodes
+from twin.cluster.prediction import PredictionSpec
 from twin.cluster.probes import Probes
 from twin.cluster.ratio_scalers import RatioSpec
+from twin.cluster.reserves import WarmPoolSpec
 from twin.cluster.saturation import SaturationSpec
 from twin.cluster.specs import Controller, HpaSpec
 
@@ -65,6 +67,11 @@ class ScalerSpec:
     period_ps: int = 15 * PS
     """Of AIBrix' and llm-d's rules."""
     controller: Controller = field(default_factory=Controller)
+    schedules: tuple[CronTrigger, ...] = ()
+    """Floors under the replicas by time of the week."""
+    prediction: PredictionSpec | None = None
+    alone: tuple[int, int] | None = None
+    """(least, most) replicas where schedules or a forecast decide and nobody else; None = one of the above does."""
 
     @property
     def names(self) -> list[str]:
@@ -74,8 +81,14 @@ class ScalerSpec:
             "keda": self.keda,
             self.ratio_rule: self.ratio,
             "saturation": self.saturation,
+            "forecast" if self.prediction else "schedule": self.alone,
         }
         return [name for name, spec in found.items() if spec is not None]
+
+    def scheduled(self, minute: int) -> int:
+        """Replicas that the schedules want at least in that minute of the week."""
+        active = (s.desired_replicas for s in self.schedules if s.is_active(minute))
+        return max(active, default=0)
 
 
 @dataclass(frozen=True)
@@ -100,6 +113,8 @@ class FleetSpec:
     obstacle: Obstacle | None = None
     updates: Sequence[Update] = ()
     faults: Sequence[ClusterFault] = ()
+    warm_pool: WarmPoolSpec | None = None
+    """None = nothing is kept ready."""
     holds_requests: bool = False
     """Whether the gateway keeps requests while no pod is Ready; else it refuses them (503)."""
     start_minute: int = 0

@@ -79,6 +79,8 @@ class Gateway:
         # Of several routers: request -> which one sent it, and by router: replica -> its requests in flight.
         self._sent_by: dict[int, int] = {}
         self._own: list[dict[int, int]] = [{} for _ in self._routers]
+        self.num_asked = 0
+        """Attempts that have come."""
 
     @property
     def num_held(self) -> int:
@@ -102,6 +104,7 @@ class Gateway:
 
     def submit(self, request: Request) -> None:
         """A request comes now, before whatever else happens at this instant."""
+        self.num_asked += 1
         if not self._receivers and not self._holds:
             self.refuse(request, "no_ready_pod")
         elif not self._is_limited and self._receivers:

@@ -5,7 +5,7 @@ A scaler sees the cluster through a `View` only: pods as the API server shows th
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from twin.clock import PS
@@ -42,6 +42,12 @@ class View:
     """Pods that are Ready and not deleted."""
     ask: Callable[[str], Vector | Failed]
     """Answer of the metrics path to a metric or trigger."""
+    floor: int = 0
+    """Replicas that a schedule or a forecast wants at least: it raises the minimum, up to the maximum."""
+
+    def raised(self, least: int, most: int) -> int:
+        """The minimum of an autoscaler whose bounds these are."""
+        return max(least, min(self.floor, most))
 
 
 @dataclass(frozen=True)
@@ -96,6 +102,8 @@ class HpaScaler:
         return self._decide(self._spec, answers, view, loop)
 
     def _decide(self, spec: HpaSpec, answers: Sequence[Reading], view: View, name: str) -> Look:
+        least = view.raised(spec.min_replicas, spec.max_replicas)
+        spec = replace(spec, min_replicas=least)
         decision = reconcile(
             spec,
             self._log,
@@ -152,7 +160,9 @@ class KedaScaler(HpaScaler):
         answers = [self._answer(trigger.name, view) for trigger in self._keda.triggers]
         replicas = view.scale.replicas
         if loop == "keda":
-            found = poll(self._keda, self._state, answers, replicas, view.minute, view.now_ps)
+            least = view.raised(self._keda.min_replicas, self._keda.max_replicas)
+            keda = replace(self._keda, min_replicas=least)
+            found = poll(keda, self._state, answers, replicas, view.minute, view.now_ps)
             self._state = found.state
             return Look(view.now_ps, loop, found.current, found.desired, found.reason)
         given, self._state = readings(
@@ -182,8 +192,10 @@ class RatioScaler:
         failed = isinstance(answer, Failed)
         values = [] if isinstance(answer, Failed) else _numbers(answer)
         replicas = view.scale.replicas
+        least = view.raised(self._spec.min_replicas, self._spec.max_replicas)
+        spec = replace(self._spec, min_replicas=least)
         if self._rule == "apa":
-            found = apa(self._spec, self._state, values, replicas, view.ready, view.now_ps)
+            found = apa(spec, self._state, values, replicas, view.ready, view.now_ps)
             shown = sum(values) / len(values) if values else None
         else:
             if not failed:
@@ -192,7 +204,7 @@ class RatioScaler:
                 self._totals.popleft()
             stable = self._mean(view.now_ps - self._spec.stable_window_ps)
             panic = self._mean(view.now_ps - self._spec.panic_window_ps)
-            found = kpa(self._spec, self._state, stable, panic, replicas, view.ready, view.now_ps)
+            found = kpa(spec, self._state, stable, panic, replicas, view.ready, view.now_ps)
             shown = stable
         self._state = found.state
         return Look(
@@ -231,8 +243,24 @@ class SaturationScaler:
             )
             return Look(view.now_ps, loop, replicas, replicas, "nothing done", error=why)
         loads = [Load(_number(kv[pod]), _number(waiting[pod])) for pod in kv if pod in waiting]
-        desired, why = saturation(self._spec, loads, replicas, view.ready)
+        least = view.raised(self._spec.min_replicas, self._spec.max_replicas)
+        spec = replace(self._spec, min_replicas=least)
+        desired, why = saturation(spec, loads, replicas, view.ready)
         return Look(view.now_ps, loop, replicas, desired, why)
+
+
+class FloorScaler:
+    """Nobody but a schedule or a forecast decides: as many replicas as it wants, within the bounds."""
+
+    def __init__(self, least: int, most: int, period_ps: int, name: str) -> None:
+        self._least = least
+        self._most = most
+        self.loops = {name: period_ps}
+
+    def look(self, loop: str, view: View) -> Look:
+        desired = view.raised(self._least, self._most)
+        why = f"{desired} within {self._least} to {self._most}, {view.floor} wanted"
+        return Look(view.now_ps, loop, view.scale.replicas, desired, why)
 
 
 def _numbers(answer: Vector) -> list[float]:
