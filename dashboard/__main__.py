@@ -33,7 +33,7 @@ def main() -> None:
         "--server.headless", "true", "--server.fileWatcherType", "none",
         "--server.maxUploadSize", str(Limits().upload_bytes >> 20),
         "--browser.gatherUsageStats", "false", "--client.toolbarMode", "viewer",
-        "--client.showErrorDetails", "none",
+        "--client.showErrorDetails", "none", "--logger.level", "warning",
     ]  # fmt: skip
     try:
         code = subprocess.call(command, env=os.environ | {"PYTHONPATH": path})

@@ -12,9 +12,7 @@ from dashboard import (
 )
 from dashboard.state import base, jobs
 
-st.set_page_config(
-    page_title="vllm-twin: what if", page_icon=":material/query_stats:", layout="wide"
-)
+st.set_page_config(page_title="vllm-twin: what if", layout="wide")
 jobs()
 base()
 PAGES = {

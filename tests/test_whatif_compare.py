@@ -1,0 +1,309 @@
+"""Comparisons: a verdict where there is a difference, none on noise, and the same for measured runs."""
+
+import json
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from benchmarks.what_if_honesty import CHAT
+from tests.runs import document, run, stream
+from twin.cli import app
+from twin.errors import InputError
+from twin.report.folder import write_folder
+from twin.report.json_summary import summarize
+from twin.scenario import load_scenario
+from twin.whatif.compare import Variant, compare, judge_all, measures_of, objectives_missed
+from twin.whatif.figures import figures_of, measure
+from twin.whatif.measured import compare_measured
+from twin.whatif.statistics import paired, unpaired
+from twin.whatif.store import read_measured
+from twin.whatif.verdict import conclude, judge
+
+BUSY = document(
+    traffic=[stream(100, 60, arrivals={"process": "poisson", "rate": 40}, requests=80)],
+    objectives={"ONLINE": {"ttft_p99": 0.3}},
+)
+
+
+# --- intervals ----------------------------------------------------------------------------
+
+FACTORS = st.floats(0.1, 10)
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=2, max_size=20), FACTORS)
+def test_a_constant_ratio_is_found_to_the_digit(values, factor):
+    found = paired(values, [factor * value for value in values], 0.99)
+    assert found.is_relative
+    assert found.change == pytest.approx(factor - 1, abs=1e-9)
+    assert found.high - found.low < 1e-6
+
+
+@given(st.lists(st.tuples(FACTORS, FACTORS), min_size=2, max_size=20))
+def test_the_two_sides_mirror_each_other(pairs):
+    a, b = zip(*pairs, strict=True)
+    there, back = paired(a, b, 0.95), paired(b, a, 0.95)
+    assert there.is_found == back.is_found
+    assert (1 + there.low) * (1 + back.high) == pytest.approx(1, rel=1e-6)
+    assert there.low <= there.change <= there.high
+
+
+def test_values_of_zero_are_compared_by_difference():
+    found = paired([0, 0, 1], [0, 2, 1], 0.95)
+    assert not found.is_relative
+    assert found.change == pytest.approx(2 / 3)
+    assert paired([1.0, None], [2.0, 3.0], 0.95) is None
+    assert unpaired([1.0], [2.0, 3.0], 0.95) is None
+
+
+def test_intervals_hold_as_often_as_they_say():
+    chance = random.Random(1)
+    missed = 0
+    for _ in range(400):
+        a = [math.exp(chance.gauss(0, 0.3)) for _ in range(10)]
+        b = [x * math.exp(chance.gauss(0.1, 0.2)) for x in a]
+        found = paired(a, b, 0.9)
+        missed += not found.low <= math.expm1(0.1) <= found.high
+    assert 20 <= missed <= 62  # 40 expected, 3.6 standard deviations
+
+
+# --- verdicts -----------------------------------------------------------------------------
+
+
+def verdict(*differences):
+    """Of (name, limit, values before, values after)."""
+    measures = [measure(name, limit) for name, limit, _, _ in differences]
+    by_name = {name: (a, b) for name, _, a, b in differences}
+    found = judge(measures, lambda name, level: paired(*by_name[name], level), len(measures))
+    return conclude("B", found)
+
+
+def around(value, spread=0.01):
+    chance = random.Random(str(value))
+    return [value * (1 + spread * chance.gauss(0, 1)) for _ in range(10)]
+
+
+TTFT, GOODPUT = "ONLINE.ttft_p99", "ONLINE.goodput"
+
+
+@pytest.mark.parametrize(
+    ("word", "differences"),
+    [
+        ("adopt", [(TTFT, 1.0, around(0.9), around(0.5)), (GOODPUT, None, around(8), around(10))]),
+        ("adopt", [(TTFT, 1.0, around(1.9), around(0.5)), (GOODPUT, None, around(8), around(6))]),
+        ("reject", [(TTFT, 1.0, around(0.5), around(1.4)), (GOODPUT, None, around(8), around(12))]),
+        ("reject", [(TTFT, 1.0, around(0.5), around(0.6))]),
+        ("trade-off", [(TTFT, 1.0, around(0.9), around(0.5)), (GOODPUT, None, around(8), around(6))]),
+        ("no difference", [(TTFT, 1.0, around(0.5, 1e-3), around(0.5, 1e-3))]),
+        ("undecided", [(TTFT, 1.0, around(0.5, 0.2), around(0.51, 0.2))]),
+        # Goodput is better, and TTFT may be twice as long: nothing to adopt on.
+        ("undecided", [(TTFT, 1.0, around(0.9, 0.5), around(0.91, 0.5)), (GOODPUT, None, around(8), around(9))]),
+    ],
+)  # fmt: skip
+def test_the_word_follows_from_the_figures(word, differences):
+    found = verdict(*differences)
+    assert found.word == word
+    assert f": {word}" in found.text
+
+
+def test_a_verdict_reads_as_a_sentence():
+    found = verdict(
+        (TTFT, 1.0, around(1.0), around(0.62)),
+        (GOODPUT, None, around(10), around(11.2)),
+        ("gpu_hours", None, [3.0] * 10, [3.0] * 10),
+    )
+    assert found.text.startswith("B: ONLINE TTFT p99 -3")
+    assert found.text.endswith("GPU-hours equal: adopt")
+    assert "ONLINE goodput +1" in found.text
+
+
+# --- honesty, in small --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small():
+    """Figures of a small scenario under 240 seeds, and the measures that are judged."""
+    source = CHAT | {"traffic": [{**CHAT["traffic"][0], "requests": 30}]}
+    scenario = load_scenario(source)
+    rows = [figures_of(run(source, f"run.seed={seed}")) for seed in range(240)]
+    return rows, measures_of([Variant("A", scenario)])
+
+
+def test_a_scenario_against_itself_raises_no_alarm(small):
+    """benchmarks/what_if_honesty.py does it 200 times, with the default number of seeds."""
+    rows, measures = small
+    alarms = 0
+    for k in range(12):
+        a, b = rows[20 * k : 20 * k + 10], rows[20 * k + 10 : 20 * k + 20]
+        (variant,) = judge_all(["A", "B"], [a, b], measures)["variants"]
+        alarms += any(row["verdict"] in ("better", "worse") for row in variant["judged"])
+    assert alarms <= 2
+
+
+def test_a_true_difference_is_found(small):
+    rows, measures = small
+    slower = [
+        {name: v and v * 1.05 if "ttft" in name else v for name, v in row.items()}
+        for row in rows[:20]
+    ]
+    chance = random.Random(2)
+    for row in slower:
+        row["ONLINE.ttft_p99"] *= math.exp(chance.gauss(0, 0.03))
+    (variant,) = judge_all(["A", "B"], [rows[:20], slower], measures)["variants"]
+    words = {row["figure"]: row["verdict"] for row in variant["judged"]}
+    assert words.pop("ONLINE.ttft_p99") == "worse"
+    assert set(words.values()) == {"equal"}
+
+
+# --- the whole way ------------------------------------------------------------------------
+
+
+def test_seeds_are_paired_and_the_better_one_is_adopted():
+    fast = load_scenario(BUSY, ["engine.max_num_seqs=64"])
+    seen = []
+    found = compare(
+        [Variant("A", load_scenario(BUSY)), Variant("B", fast)],
+        4,
+        progress=lambda *told: seen.append(told),
+    )
+    assert seen == [(i, 8) for i in range(1, 9)]
+    (variant,) = found["variants"]
+    assert variant["verdict"] == "adopt"
+    first = next(row for row in variant["judged"] if row["figure"] == "ONLINE.ttft_p99")
+    values = [
+        summarize(run(BUSY, f"run.seed={seed}"))["tiers"]["ONLINE"]["ttft_s"]["p99"]
+        for seed in found["seeds"]
+    ]
+    assert first["before"] == pytest.approx(sum(values) / 4)
+    assert objectives_missed(found) == []
+    same = compare([Variant("A", fast), Variant("B", fast)], 2)
+    assert same["variants"][0]["verdict"] == "no difference"
+
+
+def test_a_scenario_without_chance_is_called_so():
+    source = document(traffic=[stream(arrivals={"process": "constant", "rate": 5}, requests=10)])
+    slower = load_scenario(source, ["engine.async_scheduling=false"])
+    found = compare([Variant("A", load_scenario(source)), Variant("B", slower)], 2)
+    assert "seed changes nothing" in found["note"]
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def busy(tmp_path):
+    path = tmp_path / "busy.yaml"
+    path.write_text(json.dumps(BUSY), encoding="utf-8")
+    return path
+
+
+def test_the_command(busy):
+    options = ("--seeds", 2, "--jobs", 1)
+    told = invoke("compare", busy, "--set", "engine.max_num_seqs=64", *options)
+    assert told.exit_code == 0
+    assert "engine.max_num_seqs=64: " in told.stdout
+    both = invoke(
+        "compare",
+        busy,
+        "--set",
+        "engine.max_num_seqs=2 ; policy=fcfs",
+        *options,
+        "--json",
+        "--check",
+    )
+    assert both.exit_code == 1
+    found = json.loads(both.stdout)
+    assert found["missed"] == ["engine.max_num_seqs=2, policy=fcfs: ONLINE TTFT p99"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "needs two configurations"),
+        (("--set", "engine.max_num_seq=3"), "max_num_seqs"),
+        (("--set", "engine.max_num_seqs=9", "--figure", "ttft"), "is no figure of a run"),
+        (("OTHER", "--set", "policy=fcfs"), "--all changes every one"),
+        (("missing.yaml",), "cannot be read"),
+        (("--objectives", "x.yaml", "--set", "policy=fcfs"), "measured runs"),
+    ],
+)
+def test_mistakes_are_told(busy, arguments, message):
+    arguments = [busy if argument == "OTHER" else argument for argument in arguments]
+    told = invoke("compare", busy, *arguments)
+    assert told.exit_code == 2
+    assert message in told.stderr
+    assert "Traceback" not in told.stderr
+
+
+# --- measured runs ------------------------------------------------------------------------
+
+
+def folder(path, *overrides, requests=400, seed=1):
+    """A run in a folder, as `twin run --out` and a replay leave one."""
+    source = BUSY | {
+        "traffic": [{**BUSY["traffic"][0], "requests": requests}],
+        "run": {"seed": seed},
+    }
+    result = run(source, *overrides, observe=True)
+    path.mkdir(parents=True)
+    write_folder(path, result, summarize(result), ("summary.json", "requests.parquet"))
+    return path
+
+
+def test_measured_runs_of_the_same_traffic(tmp_path):
+    slow, fast = folder(tmp_path / "slow"), folder(tmp_path / "fast", "engine.max_num_seqs=64")
+    told = invoke("compare", slow, fast, "--json")
+    assert told.exit_code == 0, told.stderr
+    found = json.loads(told.stdout)
+    assert "drawn together" in found["how"]
+    (variant,) = found["variants"]
+    assert variant["verdict"] == "adopt"
+    row = variant["judged"][0]
+    assert row["limit"] == 0.3  # of summary.json
+    summary = json.loads((slow / "summary.json").read_text())
+    assert row["before"] == pytest.approx(summary["tiers"]["ONLINE"]["ttft_s"]["p99"], rel=1e-9)
+    assert invoke("compare", slow, fast, "--check").exit_code == 0
+    assert invoke("compare", fast, slow, "--check").exit_code == 1
+
+
+def test_a_measured_run_against_itself_and_against_another_seed(tmp_path):
+    one, other = folder(tmp_path / "one"), folder(tmp_path / "other", seed=2)
+    same = compare_measured([("A", read_measured(one)), ("B", read_measured(one))], {})
+    assert {row["verdict"] for row in same["variants"][0]["judged"]} == {"equal"}
+    found = compare_measured([("A", read_measured(one)), ("B", read_measured(other))], {})
+    words = {row["verdict"] for row in found["variants"][0]["judged"]}
+    assert words <= {"open", "equal"}
+
+
+def test_several_measured_runs_a_side(tmp_path):
+    for k in range(3):
+        folder(tmp_path / "slow" / str(k), requests=60, seed=k)
+        folder(tmp_path / "fast" / str(k), "engine.max_num_seqs=64", requests=60, seed=10 + k)
+    found = compare_measured(
+        [(name, read_measured(tmp_path / name)) for name in ("slow", "fast")],
+        {"ONLINE": {"ttft_p50": 1.0}},
+    )
+    assert "3 and 3 runs, each one value" in found["how"]
+    assert found["variants"][0]["judged"][0]["pairs"] == 3
+
+
+def test_what_is_no_measured_run_is_told(tmp_path, busy):
+    run_folder = folder(tmp_path / "run", requests=30)
+    (tmp_path / "empty").mkdir()
+    for arguments, message in (
+        ((run_folder, tmp_path / "empty"), "holds no requests.parquet"),
+        ((run_folder, busy), "is no folder"),
+        ((run_folder,), "another folder"),
+        ((run_folder, run_folder), "too short"),
+        ((run_folder, run_folder, "--seeds", 3), "--seeds: measured runs"),
+    ):
+        told = invoke("compare", *arguments)
+        assert told.exit_code == 2
+        assert message in told.stderr
+    (tmp_path / "empty" / "requests.parquet").write_bytes(b"PAR1")
+    with pytest.raises(InputError, match="not readable as Parquet"):
+        read_measured(tmp_path / "empty")

@@ -1,0 +1,305 @@
+"""Sweeps: every combination once, whatever happens in between, and the same bytes in the end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from tests.runs import document, run, stream
+from twin.cli import app
+from twin.errors import InputError
+from twin.scenario import load_scenario
+from twin.whatif.axes import Range, grid, label_of, override, parse_axis, parse_vary
+from twin.whatif.figures import figures_of, measure
+from twin.whatif.page import render_page
+from twin.whatif.runs import Backend
+from twin.whatif.store import FileJournal, write_table
+from twin.whatif.sweep import Row, plan, sweep
+
+ROOT = Path(__file__).parents[1]
+SMALL = document(traffic=[stream(requests=30)], objectives={"ONLINE": {"ttft_p99": 0.3}})
+VARY = ("engine.max_num_seqs=2,4,8", "traffic.0.arrivals.rate=10:30:10")
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("a.b=1,2,4", (1, 2, 4)),
+        ("a=tiered,vllm-fcfs", ("tiered", "vllm-fcfs")),
+        ("a=true,false", (True, False)),
+        ("a=[{fixed: 5}, {uniform: [1, 9]}]", ({"fixed": 5}, {"uniform": [1, 9]})),
+        ("a=1:10:3", (1, 4, 7, 10)),
+        ("a=0.1:0.5:0.1", (0.1, 0.2, 0.3, 0.4, 0.5)),
+        ("a=16:256:*2", (16, 32, 64, 128, 256)),
+        ("a=0.5:2:*2", (0.5, 1.0, 2.0)),
+        ("a=5", (5,)),
+        ('a="00:01",x', ("00:01", "x")),
+    ],
+)
+def test_values_as_they_are_written(text, values):
+    axis = parse_axis(text)
+    assert axis.values == values
+    assert list(map(type, axis.values)) == list(map(type, values))
+
+
+def test_ranges_for_a_search():
+    assert parse_vary("a=1:64") == Range("a", 1, 64, False, True)
+    assert parse_vary("a=0.01:1:log") == Range("a", 0.01, 1, True, False)
+    with pytest.raises(InputError, match="needs a step"):
+        parse_axis("a=1:64")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a", "=1", "a=", "a..b=1", "a=1:x:2", "a=5:1:1", "a=1:5:0", "a=1:5:-1", "a=0:8:*2", "a=1:8:*1", "a=1,1",
+     "a=1:2:x", "a=[1", "a=0:1000000:1", "a=1,", "a=0:1:log"],
+)  # fmt: skip
+def test_other_forms_are_refused(text):
+    if text == "a=1,":
+        assert parse_axis(text).values == (1, None)  # as YAML reads nothing
+        return
+    with pytest.raises(InputError, match="--vary"):
+        parse_vary(text)
+
+
+def test_labels_and_overrides():
+    assert label_of("engine.max_num_seqs") == "max_num_seqs"
+    assert label_of("policy.tiers.0.max_wait") == "tiers.0.max_wait"
+    assert label_of("traffic.0.speedup") == "speedup"
+    for value in (0.05, None, True, {"fixed": 3}, [1, 2], "tiered"):
+        loaded = load_scenario(SMALL, [override("name", value)] if isinstance(value, str) else [])
+        assert loaded is not None
+    assert override("a", {"b": [1, None]}) == "a={b: [1, null]}"
+    with pytest.raises(InputError, match="combinations"):
+        grid([parse_axis("a=1:200:1"), parse_axis("b=1:200:1")])
+
+
+@pytest.fixture(scope="module")
+def small_plan():
+    return plan(load_scenario(SMALL), [parse_axis(text) for text in VARY], 2)
+
+
+def table(folder):
+    return pq.read_table(folder / "sweep.parquet").to_pandas()
+
+
+def test_every_row_is_that_of_its_own_run(tmp_path, small_plan):
+    told = []
+    with FileJournal(tmp_path, small_plan) as journal:
+        sweep(small_plan, journal, Backend(1), lambda *values: told.append(values))
+        write_table(tmp_path, small_plan, journal.rows())
+    assert [values[:2] for values in told] == [(i, 18) for i in range(1, 19)]
+    assert told[-1][2] == 0  # nothing left
+    rows = table(tmp_path)
+    assert len(rows) == 18
+    row = rows[
+        (rows["engine.max_num_seqs"] == 4)
+        & (rows["traffic.0.arrivals.rate"] == 20)
+        & (rows.seed == 2)
+    ]
+    alone = figures_of(
+        run(SMALL, "engine.max_num_seqs=4", "traffic.0.arrivals.rate=20", "run.seed=2")
+    )
+    assert row["ONLINE.ttft_p99"].item() == alone["ONLINE.ttft_p99"]
+    assert row["gpu_hours"].item() == alone["gpu_hours"]
+
+
+class Broken(Exception):
+    """What ends a sweep in the middle."""
+
+
+def test_what_was_made_is_not_made_again_and_the_bytes_are_the_same(tmp_path, small_plan):
+    def folder(name, stops):
+        made = []
+        for stop in stops:
+            with FileJournal(tmp_path / name, small_plan) as journal:
+
+                def told(done, *_, stop=stop):
+                    if done == stop:
+                        raise Broken
+
+                before = set(journal.rows())
+                with suppress(Broken):
+                    sweep(small_plan, journal, Backend(1), told)
+                made += sorted(set(journal.rows()) - before)
+                write_table(tmp_path / name, small_plan, journal.rows())
+        return made, (tmp_path / name / "sweep.parquet").read_bytes()
+
+    at_once, whole = folder("whole", [None])
+    in_parts, parts = folder("parts", [1, 7, 8, None])
+    assert sorted(at_once) == sorted(in_parts) == list(range(18))
+    assert whole == parts
+
+
+def test_a_line_cut_short_is_run_again_and_a_broken_one_is_told(tmp_path, small_plan):
+    with FileJournal(tmp_path, small_plan) as journal:
+        journal.add(Row(3, {"gpu_hours": 1.0}, None))
+        journal.add(Row(4, None, "refused"))
+    path = tmp_path / "runs.jsonl"
+    path.write_bytes(path.read_bytes()[:-5])
+    with FileJournal(tmp_path, small_plan) as journal:
+        assert set(journal.rows()) == {3}
+        journal.add(Row(5, {}, None))
+    with FileJournal(tmp_path, small_plan) as journal:
+        assert set(journal.rows()) == {3, 5}
+        with pytest.raises(InputError, match="another sweep is writing"):
+            FileJournal(tmp_path, small_plan).__enter__()
+    path.write_text("{}\n" + path.read_text())
+    with pytest.raises(InputError, match="line 1"), FileJournal(tmp_path, small_plan):
+        pass
+
+
+def test_folders_of_something_else_are_refused(tmp_path, small_plan):
+    with FileJournal(tmp_path / "a", small_plan):
+        pass
+    other = plan(load_scenario(SMALL), [parse_axis(VARY[0])], 2)
+    with (
+        pytest.raises(InputError, match=r"holds another sweep .other values"),
+        FileJournal(tmp_path / "a", other),
+    ):
+        pass
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "mine.txt").write_text("x")
+    with pytest.raises(InputError, match="not empty"), FileJournal(tmp_path / "b", small_plan):
+        pass
+
+
+def test_points_that_cannot_run_are_rows_with_their_reason(tmp_path):
+    made = plan(load_scenario(SMALL), [parse_axis("engine.max_num_seqs=8,100000")], 1)
+    with FileJournal(tmp_path, made) as journal:
+        sweep(made, journal, Backend(1))
+        write_table(tmp_path, made, journal.rows())
+        page = render_page(made, journal.rows())
+    rows = table(tmp_path)
+    assert rows.error.isna().tolist() == [True, False]
+    assert "max_num_seqs" in rows.error[1]
+    assert "refused" in page
+
+
+@pytest.mark.parametrize(
+    ("vary", "message"),
+    [
+        ([], "--vary is missing"),
+        (["engine.max_num_seq=1,2"], "none of its values can run"),
+        (["engine.max_num_seqs=1,2", "engine.max_num_seqs=4"], "given twice"),
+    ],
+)
+def test_plans_that_make_no_sense(vary, message):
+    with pytest.raises(InputError, match=message):
+        plan(load_scenario(SMALL), [parse_axis(text) for text in vary], 1)
+
+
+def command(scenario, out, *options):
+    vary = [word for text in VARY for word in ("--vary", text)]
+    return [
+        sys.executable,
+        "-m",
+        "twin",
+        "sweep",
+        str(scenario),
+        "--out",
+        str(out),
+        *vary,
+        *options,
+    ]
+
+
+@pytest.fixture(scope="module")
+def scenario(tmp_path_factory):
+    path = tmp_path_factory.mktemp("scenario") / "small.yaml"
+    path.write_text(json.dumps(SMALL), encoding="utf-8")
+    return path
+
+
+def wait_for_rows(process, journal, least):
+    end = time.monotonic() + 120
+    while not journal.exists() or journal.read_bytes().count(b"\n") < least:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_broken_off_and_gone_on_with(scenario, tmp_path, number, small_plan):
+    """kill -9 leaves the journal, Ctrl-C a table as well; both go on to the same bytes."""
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        command(scenario, out, "--seeds", "2", "--jobs", "2"),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    wait_for_rows(process, out / "runs.jsonl", 4)
+    os.kill(process.pid, number)
+    process.communicate()
+    there = (out / "runs.jsonl").read_bytes().count(b"\n")
+    assert there >= 4
+    if number == signal.SIGINT and process.returncode == 130:
+        assert len(table(out)) == there
+    done = subprocess.run(
+        command(scenario, out, "--seeds", "2", "--jobs", "1"),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{there} of 18 runs are there from before" in done.stderr or there == 18
+    numbers = [json.loads(line)["number"] for line in (out / "runs.jsonl").read_text().splitlines()]
+    assert sorted(numbers) == list(range(18))
+    with FileJournal(tmp_path / "whole", small_plan) as journal:
+        sweep(small_plan, journal, Backend(1))
+        write_table(tmp_path / "whole", small_plan, journal.rows())
+    loaded = table(out).drop(columns=[]), table(tmp_path / "whole")
+    assert loaded[0].equals(loaded[1])
+
+
+def test_the_command_tells_how_long_it_will_take(scenario, tmp_path):
+    done = CliRunner().invoke(
+        app, command(scenario, tmp_path / "out", "--seeds", "1", "--jobs", "1")[3:]
+    )
+    assert done.exit_code == 0, done.stderr
+    assert "9 runs to make" in done.stderr
+    assert "simulated seconds a second" in done.stderr
+    assert "left" in done.stderr
+    page = (tmp_path / "out" / "sweep.html").read_text()
+    for name in ("curve", "heat", "tornado"):
+        assert f'id="chart-{name}"' in page
+    bad = CliRunner().invoke(
+        app,
+        ["sweep", str(scenario), "--out", str(tmp_path / "x"), "--vary", "a=1", "--figure", "b"],
+    )
+    assert bad.exit_code == 2
+    assert "is no figure" in bad.stderr
+
+
+@pytest.mark.skipif(
+    "ray" not in sys.modules and not __import__("importlib.util").util.find_spec("ray"),
+    reason="no Ray",
+)
+def test_the_same_on_ray(scenario, tmp_path, small_plan):
+    done = subprocess.run(
+        command(scenario, tmp_path / "ray", "--seeds", "2", "--jobs", "2", "--ray", "local"),
+        cwd=ROOT, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    with FileJournal(tmp_path / "here", small_plan) as journal:
+        sweep(small_plan, journal, Backend(1))
+        write_table(tmp_path / "here", small_plan, journal.rows())
+    assert table(tmp_path / "ray").equals(table(tmp_path / "here"))
+
+
+def test_figures_have_names_units_and_a_better_side():
+    assert measure("ONLINE.ttft_p99").label == "ONLINE TTFT p99"
+    assert measure("all.goodput").more_is_better
+    assert not measure("gpu_hours").more_is_better
+    for name in ("ttft_p99", "ONLINE.gpus", "x", "ONLINE.ttft_p98", "goodput", "all.ttft_p99"):
+        with pytest.raises(InputError, match="no figure"):
+            measure(name)
