@@ -29,6 +29,9 @@ from twin.scenario import load_scenario
 from twin.scenario_yaml import parse_documents
 from twin.terminal import MISSED, complain, errors, write
 
+IMAGES = {False: "vllm-twin:0.1.0", True: "vllm-twin-cpu:0.1.0"}
+"""Whether the tiny model is served -> image where none is named."""
+
 
 def manifests(
     scenario: Annotated[
@@ -51,8 +54,12 @@ def manifests(
     ] = False,
     namespace: Annotated[str, typer.Option(help="Namespace of the objects.")] = "inference",
     image: Annotated[
-        str, typer.Option(help="Image made with k8s/Containerfile.")
-    ] = "vllm-twin:0.1.0",
+        str | None,
+        typer.Option(
+            help="Image made with k8s/Containerfile.",
+            show_default="vllm-twin:0.1.0, with --tiny vllm-twin-cpu:0.1.0",
+        ),
+    ] = None,
     models_claim: Annotated[
         str, typer.Option(help="PersistentVolumeClaim with the weights.")
     ] = "model-weights",
@@ -89,6 +96,7 @@ def manifests(
             raise InputError("--out needs a scenario: twin-real manifests SCENARIO --out DIR")
         if server is not None:
             raise InputError("--server goes with --check")
+        image = image or IMAGES[tiny]
         if ":" not in image.rpartition("/")[2]:
             raise InputError(f"--image {image}: name a tag, so that it is the same image tomorrow")
         loaded = load_scenario(scenario, overrides or [])

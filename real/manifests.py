@@ -280,6 +280,11 @@ def _derived(setup: Setup) -> list[str]:
     ):  # fmt: skip
         if not is_said:
             told.append(f"derived: cluster.pod.{key}: {seconds} simulates it")
+    if numbers.shutdown_timeout_s < numbers.longest_s:
+        told.append(
+            f"warning: cluster.pod.shutdown_timeout: {numbers.shutdown_timeout_s} s cuts the longest requests short, which "
+            f"took {numbers.longest_s:.0f} s in the simulation"
+        )
     return told
 
 

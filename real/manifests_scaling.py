@@ -58,7 +58,7 @@ def scoped(query: str, matchers: str) -> str:
     """The query with the matchers added to every selector."""
     for name in sorted(parse_query(query).names, key=len, reverse=True):
         # The braces that follow a name are its own matchers; a longer name is not this one.
-        pattern = rf"(?<![\w:]){re.escape(name)}(?![\w:])\s*(?:\{{([^}}]*)\}})?"
+        pattern = rf"(?<![\w:]){re.escape(name)}(?![\w:])(?:\s*\{{([^}}]*)\}})?"
         query = re.sub(pattern, _adding(name, matchers), query)
     return query
 

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,8 +20,10 @@ RANGES = {"<<.LabelMatchers>>": 'namespace="x"', "<<.GroupBy>>": "pod", "<<.Seri
 
 
 def kubectl() -> str | None:
-    """Path of kubectl: that of the variable KUBECTL, or the one on PATH."""
-    return shutil.which(os.environ.get("KUBECTL") or "kubectl")
+    """Path of kubectl: that of the variable KUBECTL, the one on PATH, or the one that pip put beside Python."""
+    named = os.environ.get("KUBECTL")
+    beside = str(Path(sys.executable).parent)
+    return shutil.which(named or "kubectl") or shutil.which("kubectl", path=beside)
 
 
 def promtool() -> str | None:
