@@ -8,6 +8,7 @@ import typer
 from real import (
     cli_calibrate,
     cli_compare,
+    cli_compare_demo,
     cli_manifests,
     cli_models,
     cli_profile,
@@ -63,6 +64,7 @@ app.command()(cli_replay.results)
 app.command()(cli_calibrate.calibrate)
 app.command()(cli_profile.profile)
 app.command()(cli_compare.compare)
+app.command("compare-demo")(cli_compare_demo.compare_demo)
 app.command()(cli_manifests.manifests)
 
 

@@ -29,6 +29,8 @@ ADDED = 3
 """Prompts added to a batch, one after the other."""
 WINDOW = 8
 """Steps without a prompt that are averaged into one."""
+PARTS = 3
+"""Into so many steps the windows of a trial are put together, from the shortest contexts to the longest."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,9 @@ def steps_seen(
         (reply.sent_s, reply.token_s[0], chunk)
         for reply, chunk in zip(added, trial.chunks, strict=False)
     ]
-    steps, spread, gaps = [], [], []
+    steps: list[Timed] = []
+    spread: list[float] = []
+    windows: list[tuple[float, float]] = []  # (context, seconds of a step)
     for start_s, end_s in _free(first, last, [(a, b) for a, b, _ in taken]):
         seen = [_between(reply.token_s, start_s, end_s) for reply in replies]
         whole = min(last_ - first_ for first_, last_ in seen)
@@ -187,14 +191,20 @@ def steps_seen(
                 i = at + offset
                 each.append((reply.token_s[i + WINDOW] - reply.token_s[i]) / WINDOW)
                 contexts += trial.context + i + 1
-            seconds = statistics.median(each)
-            gaps.append(seconds)
-            spread += [abs(gap / seconds - 1) for gap in each]
             # Half a window later the contexts are those of its mean step.
-            steps.append(_step(trial, contexts + trial.batch * (WINDOW - 1) / 2, 0, seconds))
-    if not gaps:
+            seconds = statistics.median(each)
+            windows.append((contexts + trial.batch * (WINDOW - 1) / 2, seconds))
+            spread += [abs(one / seconds - 1) for one in each if seconds > 0]
+    if not windows:
         return [], []
-    gap = statistics.median(gaps)
+    gap = statistics.median(seconds for _, seconds in windows)
+    # A client that stalls sees tokens bunched, and then a step of no length; the middle of several windows is none.
+    size = -(-len(windows) // PARTS)
+    for part in range(0, len(windows), size):
+        some = windows[part : part + size]
+        middle = statistics.median(seconds for _, seconds in some)
+        if gap / 2 < middle:
+            steps.append(_step(trial, statistics.fmean(context for context, _ in some), 0, middle))
     for sent_s, token_s, chunk in taken:
         each, contexts = [], 0
         for reply in replies:
@@ -205,7 +215,7 @@ def steps_seen(
             span = reply.token_s[after] - reply.token_s[before]
             each.append(span - (after - before - 1) * gap)
             contexts += trial.context + after
-        if len(each) == len(replies) and (seconds := statistics.median(each)) > gap / 2:
+        if len(each) == len(replies) and (seconds := statistics.median(each)) > 0.8 * gap:
             steps.append(_step(trial, contexts, chunk, seconds))
     return steps, spread
 

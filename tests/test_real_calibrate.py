@@ -1,6 +1,5 @@
 """Measured steps of an engine become a profile of the twin."""
 
-import itertools
 import json
 import random
 import subprocess
@@ -23,7 +22,7 @@ from real.calibrate import (
     total_error,
 )
 from real.client import Call, Reply
-from real.live_steps import DECODES, WINDOW, Trial, steps_seen, trials
+from real.live_steps import DECODES, PARTS, Trial, steps_seen, trials
 from real.sweep import BATCHES, CHUNKS, CONTEXTS, Limits, sweep, unseen
 from real.tiny import text_of
 from twin.errors import InputError
@@ -202,18 +201,31 @@ def test_clients_tell_steps_apart(batch, jitter):
     steps, spread = steps_seen(trial, *lived(trial, jitter=jitter))
     alone = [t.step for t in steps if t.step.tokens == batch]
     mixed = [t.step for t in steps if t.step.tokens > batch]
-    assert len(alone) >= 2 * DECODES // WINDOW
+    assert len(alone) == PARTS
     for step in alone:
         assert step.seconds == pytest.approx(0.01, rel=0.05)
         assert step.pairs == 0
     # Contexts grow by a token a step in each request of the batch.
-    gaps = {b.context - a.context for a, b in itertools.pairwise(alone)}
-    assert min(gaps) == pytest.approx(batch * WINDOW, abs=batch)
+    contexts = [step.context / batch for step in alone]
+    assert contexts == sorted(contexts)
+    assert 100 < contexts[0] < contexts[-1] < 100 + 4 * DECODES
     assert [step.tokens - batch for step in mixed] == [64, 256]
     for step in mixed:
         assert step.seconds == pytest.approx(0.05, rel=0.1)
         assert step.pairs == (step.tokens - batch) * (step.tokens - batch + 1) / 2
     assert (max(spread, default=0.0) > 0) == (jitter > 0)
+
+
+def test_tokens_that_a_stalled_client_sees_bunched_are_no_steps():
+    trial = Trial(4, 100, ())
+    replies, added = lived(trial)
+    for reply in replies:
+        reply.token_s = [
+            at if not 10 <= i < 22 else reply.token_s[21] for i, at in enumerate(reply.token_s)
+        ]
+    steps, _ = steps_seen(trial, replies, added)
+    assert steps
+    assert all(t.step.seconds == pytest.approx(0.01, rel=0.6) for t in steps)
 
 
 def test_trials_stay_within_the_load_that_is_allowed():
