@@ -5,6 +5,7 @@
 #   make parity N=1000 SEED=7    compares the engine with vLLM's scheduler on N random workloads;
 #                                VLLM=0.33.0 with the scheduler of another version
 #   make real-demo    starts vLLM on the CPU with a tiny model, sends 200 requests, shows each tier's latency
+#   make compare-demo    measures such a server and holds the twin against it: a table, and compare-demo/compare.html
 #   make bench        speed, memory and start-up, AISimulate beside them, into docs/performance.md
 #   make bench-scale  the same for long runs, many replicas and a week; SCALE="--requests 100000 --days 1" for less
 #   make bench-regression BASE=HEAD~1    fails if a workload takes 15 % longer than at that commit
@@ -35,7 +36,8 @@ endif
 BIN := .venv/bin
 VLLM_ENV := .venv-vllm
 VLLM_PYTHON ?= $(VLLM_ENV)/bin/python
-VLLM_TESTS := tests/parity tests/test_vllm_process.py tests/test_real_scheduler.py tests/test_real_live.py
+VLLM_TESTS := tests/parity tests/test_vllm_process.py tests/test_real_scheduler.py tests/test_real_record.py \
+	tests/test_real_live.py
 POLICIES := vllm-fcfs priority tiered
 N ?= 300
 SEED ?= 0
@@ -58,7 +60,7 @@ export VLLM_LOGGING_LEVEL ?= ERROR
 pip = $(1) -m pip install --quiet --disable-pip-version-check $(2) > $(@D)/pip.log 2>&1 \
 	|| { grep -v 'is ignored: it is neither' $(@D)/pip.log | tail -n 40 >&2; exit 1; }
 
-.PHONY: help demo test lint parity real-demo vllm-env system-packages clean \
+.PHONY: help demo test lint parity real-demo compare-demo vllm-env system-packages clean \
 	bench bench-scale bench-regression
 
 help:
@@ -115,6 +117,9 @@ bench-regression: .venv/base
 
 real-demo: vllm-env
 	$(VLLM_PYTHON) -m real demo examples/real-demo.yaml
+
+compare-demo: .venv/dev vllm-env
+	$(BIN)/python -m real compare-demo examples/compare-demo.yaml --python $(VLLM_PYTHON)
 
 ifeq ($(VLLM_PYTHON),$(VLLM_ENV)/bin/python)
 vllm-env: $(VLLM_ENV)/ready

@@ -136,13 +136,14 @@ class _Driver:
             about = row["job"]
             job = Job(rid, about["arrival"], row["prompt_tokens"], row["max_tokens"], about["tier"],
                       about["tenant"], about["ttft_deadline"], about["deadline"])  # fmt: skip
-        tokens = None if end is None else end["output_tokens"]
-        is_cut = tokens is None or tokens >= row["max_tokens"]
+        # Where the model would have ended a reply that was cut off nobody knows; after what it had, in any case.
+        is_whole = end is not None and end["status"] == "FINISHED_STOPPED"
+        tokens = end["output_tokens"] if end is not None and is_whole else None
         keys = RecordedKeys(rid, () if end is None else end["blocks"])
         self._core.add(
             EngineRequest(
                 rid, self._seq, row["at_s"], row["prompt_tokens"], row["max_tokens"],
-                None if is_cut else tokens, keys if self._core.config.enable_prefix_caching else None,
+                tokens, keys if self._core.config.enable_prefix_caching else None,
                 row["priority"], job,
             ),
             row["at_s"],

@@ -147,6 +147,7 @@ class Recording:
                     "kind": "end",
                     "rid": rid,
                     "output_tokens": request.num_output_tokens,
+                    "status": request.status.name,
                     "blocks": hashes,
                 }
             )
