@@ -149,7 +149,7 @@ system-packages:
 	dpkg-deb -x prometheus_*.deb .
 
 clean:
-	rm -rf .tools .venv .venv-peers $(VLLM_ENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache \
+	rm -rf .tools .venv .venv-peers $(VLLM_ENV) build dist compare-demo *.egg-info .mypy_cache .ruff_cache .pytest_cache \
 		.import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
