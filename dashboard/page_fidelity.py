@@ -1,8 +1,91 @@
-"""*Fidelity*: how far predictions were from what was measured, where both are there."""
+"""*Fidelity*: how far predictions are from what was measured, where something was; and what is not known."""
 
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
 import streamlit as st
+
+from dashboard.progress import watch
+from dashboard.state import ask, edited, keep_upload, uploads
+from twin.errors import InputError
+
+PLACE, ORIGIN = "fidelity", "origin"
 
 
 def page() -> None:
     """The page."""
     st.title("Fidelity")
+    st.markdown(
+        "How far to trust a figure: what its step times rest on, and how far the twin was from a measured server."
+    )
+    st.subheader("What the inputs of What if rest on")
+    ask("origin", ORIGIN, document=edited())
+    job = watch(ORIGIN)
+    if job is not None:
+        _origin(job.result)
+    st.subheader("Predicted beside measured")
+    st.info(
+        "No measured regime ships with this version: no row of a table here would be of your GPU and load. Hold a run "
+        "of the twin against requests that you measured: both as requests.parquet, as twin run --out and twin-real "
+        "replay --out write them."
+    )
+    left, right = st.columns(2)
+    predicted = left.file_uploader(
+        "Predicted (requests.parquet)", ["parquet"], key="fidelity.predicted"
+    )
+    measured = right.file_uploader(
+        "Measured (requests.parquet)", ["parquet"], key="fidelity.measured"
+    )
+    if st.button("Hold them against each other", disabled=predicted is None or measured is None):
+        assert predicted is not None
+        assert measured is not None
+        try:
+            names = {}
+            for side, file in (("predicted", predicted), ("measured", measured)):
+                names[side] = f"{side}.parquet"
+                keep_upload(names[side], file.getvalue())
+        except InputError as error:
+            st.error(str(error))
+            return
+        paths = {name: uploads()[name] for name in names.values()}
+        ask("validate", PLACE, uploads=paths)
+    job = watch(PLACE)
+    if job is not None:
+        _table(job.result["rows"])
+
+
+def _origin(result: Mapping[str, Any]) -> None:
+    st.markdown(
+        f"Step times of {result['model']} on {result['gpu']}: {result['engine']}, {result['source']}, {result['date']}."
+    )
+    for note in (*result["notes"], *result["warnings"]):
+        st.warning(note)
+    if result["fit_error"]:
+        rows = pd.DataFrame(result["fit_error"].items(), columns=["part", "error of the fit"])
+        st.dataframe(rows, hide_index=True)
+        st.caption(
+            "How far the fitted times are from the op tables or steps they were fitted on, as relative errors."
+        )
+    else:
+        st.markdown(
+            "They are not fitted on measured steps; twin-real calibrate fits a profile of your own GPU."
+        )
+
+
+def _table(rows: list[Mapping[str, Any]]) -> None:
+    table = pd.DataFrame(
+        {
+            "regime": [row["regime"] for row in rows],
+            "figure": [row["metric"] for row in rows],
+            "predicted": [row["predicted"] for row in rows],
+            "measured": [row["measured"] for row in rows],
+            "error, %": [None if row["error"] is None else 100 * row["error"] for row in rows],
+            "requests": [row["requests"] for row in rows],
+        }
+    )
+    st.dataframe(table, hide_index=True)
+    st.caption(
+        "The worst first. Latencies are seconds, rates per second; the error is predicted / measured - 1: above 0 the "
+        "twin says too much. Only requests that completed count."
+    )

@@ -58,15 +58,15 @@ def admit(
             raise InputError(
                 f"{place}: {value!r} would be a file of the server; the page takes none"
             )
-        if key == "order" and value not in ORDERS:
+        if key == "order" and not (isinstance(value, str) and value in ORDERS):
             raise InputError(
                 f"{place}: {value!r} is no built-in order; the page takes {', '.join(ORDERS)} and no code"
             )
-        if key == "step_time" and value not in (None, "roofline"):
+        if key == "step_time" and value is not None and value != "roofline":
             raise InputError(
                 f"{place}: {value!r} would be a file of the server; leave it out for the built-in profile"
             )
-    if "model" in copy and copy["model"] not in MODELS:
+    if "model" in copy and copy["model"] not in list(MODELS):
         raise InputError(f"model: {copy['model']!r} is not in the catalogue: {', '.join(MODELS)}")
     traffic = copy.get("traffic")
     for i, stream in enumerate(traffic if isinstance(traffic, list) else ()):
@@ -74,7 +74,7 @@ def admit(
             name = stream.get(key) if isinstance(stream, dict) else None
             if name is None:
                 continue
-            if name not in uploads:
+            if not isinstance(name, str) or name not in uploads:
                 known = (
                     f"uploaded are {', '.join(uploads)}" if uploads else "nothing is uploaded yet"
                 )

@@ -6,6 +6,7 @@ It opens no file but those of Python, of this project and the uploads that a job
 """
 
 import json
+import math
 import os
 import sys
 import sysconfig
@@ -13,6 +14,8 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from dashboard.limits import Limits
 from dashboard.safety import admit, check_size, named, with_names
@@ -23,6 +26,7 @@ from twin.report.scaling import replicas_figure, serving_at
 from twin.report.trace_check import render_check
 from twin.scenario import Scenario, load_scenario
 from twin.simulation import Result, simulate
+from twin.validation import compare_by, compare_requests, worst_first
 from twin.whatif.axes import parse_vary
 from twin.whatif.compare import Variant, compare
 from twin.whatif.optimize import make_search, optimize
@@ -160,7 +164,55 @@ def check(payload: Mapping[str, Any], limits: Limits, tell: Tell) -> dict[str, A
     return {"text": with_names(render_check(found), payload["uploads"]), "found": found}
 
 
-KINDS = {"run": run, "compare": compare_two, "search": search, "waits": waits, "check": check}
+def origin(payload: Mapping[str, Any], limits: Limits, tell: Tell) -> dict[str, Any]:
+    """What the step times of a configuration rest on."""
+    scenario = load(payload, limits)
+    told = scenario.hardware.profile.provenance
+    return {
+        "model": scenario.model.name,
+        "gpu": scenario.hardware.gpu.name,
+        "engine": told.engine,
+        "source": told.source,
+        "date": told.date,
+        "notes": list(told.notes),
+        "fit_error": dict(told.fit_error),
+        "warnings": list(scenario.warnings),
+    }
+
+
+def validate(payload: Mapping[str, Any], limits: Limits, tell: Tell) -> dict[str, Any]:
+    """Two tables of requests beside each other: all of them, and tier by tier."""
+    tables = {}
+    for name, path in payload["uploads"].items():
+        try:
+            tables[name] = pd.read_parquet(path)
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"{name}: not readable as Parquet: {str(error).splitlines()[0]}"
+            ) from None
+    predicted, measured = tables["predicted.parquet"], tables["measured.parquet"]
+    if "arrival_s" not in measured or "arrival_s" not in predicted:
+        raise InputError("both files need the column arrival_s; they are no tables of requests")
+    rows = compare_requests(predicted, measured, "all")
+    if "tier" in predicted and "tier" in measured:
+        rows = worst_first([*rows, *compare_by(predicted, measured, "tier")])
+    told = [row.to_dict() for row in rows]
+    return {
+        "rows": [
+            {**row, "error": row["error"] if math.isfinite(row["error"]) else None} for row in told
+        ]
+    }
+
+
+KINDS = {
+    "origin": origin,
+    "validate": validate,
+    "run": run,
+    "compare": compare_two,
+    "search": search,
+    "waits": waits,
+    "check": check,
+}
 
 
 def main() -> None:

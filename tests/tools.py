@@ -13,7 +13,7 @@ def prometheus() -> tuple[str, str]:
     binary = os.environ.get("PROMETHEUS") or shutil.which("prometheus")
     promtool = binary and shutil.which("promtool", path=str(Path(binary).parent))
     if binary is None or promtool is None:
-        _missing(
+        missing(
             "no Prometheus: install the package prometheus, or name its binary in the variable PROMETHEUS"
         )
     return str(binary), str(promtool)
@@ -24,13 +24,13 @@ def chromium() -> str:
     names = ("chromium", "chromium-browser", "google-chrome", "chrome")
     found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
     if found is None or shutil.which(found) is None:
-        _missing(
+        missing(
             "no Chromium: install the package chromium, or name its binary in the variable CHROMIUM"
         )
     return str(found)
 
 
-def _missing(why: str) -> None:
+def missing(why: str) -> None:
     (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
 
 

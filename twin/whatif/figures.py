@@ -102,20 +102,24 @@ def growth_of(result: Result) -> float | None:
     finish = np.asarray(columns["finish_ps"], dtype=np.float64)
     start = np.asarray(columns["first_scheduled_ps"], dtype=np.float64)
     gone = np.where(finish == NONE, float(result.simulated_ps), finish)
-    first, last = float(arrival.min()), float(arrival.max())
     failed = sum(record.outcome in FAILED and record.reason != "too_long" for record in result.kept)
     share = failed / len(result.kept)
+    return min(1.0, queue_growth(arrival, np.where(start == NONE, gone, start), gone) + share)
+
+
+def queue_growth(arrival: Any, started: Any, gone: Any) -> float:
+    """`growth_of` without those who failed, from instants by request; who never started did when it left."""
+    first, last = float(arrival.min()), float(arrival.max())
     if last <= first:
-        return share
+        return 0.0
     span = last - first
-    is_long = span > LONG_RUN * float(np.median(gone - arrival))
-    left = gone if is_long else np.where(start == NONE, gone, start)
+    left = gone if span > LONG_RUN * float(np.median(gone - arrival)) else started
     middle = _mean_inside(arrival, left, first + 0.4 * span, first + 0.6 * span)
     end = _mean_inside(arrival, left, first + 0.8 * span, last)
     came = np.sort(arrival)
     low, high = np.searchsorted(came, [first + 0.5 * span, first + 0.9 * span])
     between = max(1, int(high - low))
-    return float(max(0.0, min(1.0, (end - middle) / between + share)))
+    return float(max(0.0, min(1.0, (end - middle) / between)))
 
 
 LONG_RUN = 10

@@ -15,7 +15,7 @@ from scipy.stats import t as student
 from twin.errors import InputError
 from twin.metrics.objectives import Objectives, parse_objective
 from twin.whatif.compare import tell
-from twin.whatif.figures import ALL, Figures, Measure, measure
+from twin.whatif.figures import ALL, SATURATED_GROWTH, Figures, Measure, measure, queue_growth
 from twin.whatif.statistics import Difference, unpaired
 from twin.whatif.verdict import judge, means
 
@@ -171,8 +171,22 @@ def _differ(
         cut[:many] if len(cut) == many else _blocks(run, many)
         for cut, run in zip(cuts, (a, b), strict=True)
     ]
+    if not is_same and (_grows(a) or _grows(b)):
+        # Where a queue grows all the time, a whole run is one draw of chance.
+        return lambda name, level: None, (
+            "the queue grows throughout a run and the traffic differs, so that one run a side tells nothing: measure "
+            "several runs a side, or the same traffic"
+        )
     way = f"one run a side, {many} blocks of time, drawn {'together' if is_same else 'apart: the traffic differs'}"
     return lambda name, level: _bootstrap(a, b, cuts, is_same, name, limits, level), way
+
+
+def _grows(run: "MeasuredRun") -> bool:
+    end = np.nanmax([run.finish_s, run.arrival_s])
+    gone = np.where(np.isnan(run.finish_s), end, run.finish_s)
+    started = run.arrival_s + run.durations["queue"]
+    started = np.where(np.isnan(started), gone, started)
+    return queue_growth(run.arrival_s, started, gone) > SATURATED_GROWTH
 
 
 def _blocks(run: "MeasuredRun", many: int | None = None) -> list[Any]:
