@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from twin.cli_compare import compare
+from twin.cli_forecast import forecast
 from twin.cli_import import import_
 from twin.cli_optimize import fewest_gpus, headroom, optimize
 from twin.cli_prometheus import from_prometheus
@@ -20,6 +21,7 @@ from twin.cli_run import run
 from twin.cli_show import explain, schema
 from twin.cli_sweep import sweep
 from twin.cli_trace import app as trace_app
+from twin.cli_validate import validate
 from twin.terminal import INTERRUPTED, errors, wants_color, write
 
 app = typer.Typer(
@@ -31,8 +33,10 @@ app.command()(sweep)
 app.command()(optimize)
 app.command("fewest-gpus")(fewest_gpus)
 app.command()(headroom)
+app.command()(forecast)
 app.command()(explain)
 app.command()(schema)
+app.command()(validate)
 app.command("import")(import_)
 trace_app.command("from-prometheus")(from_prometheus)
 app.add_typer(trace_app)

@@ -12,6 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from twin.metrics.columns import NONE
+from twin.metrics.records import OUTCOMES
+from twin.simulation import Result
+from twin.step_time.trust import Regime, Subject, load_of, origin_of
+
 STATS = ("mean", "p50", "p90", "p95", "p99")
 """Statistics that are compared of each latency."""
 
@@ -105,6 +110,105 @@ def compare_by(
             metrics,
         )
     return worst_first(rows)
+
+
+def table_of(result: Result) -> RequestTable:
+    """The request table of a run of the twin, without the gaps between tokens. Raises InputError if none was kept."""
+    columns = result.records.columns()
+
+    def seconds(name: str) -> npt.NDArray[np.float64]:
+        ps = columns[name]
+        return np.where(ps == NONE, np.nan, ps / 1e12)
+
+    times = ("arrival", "first_scheduled", "first_token", "finish")
+    return {
+        **{f"{name}_s": seconds(f"{name}_ps") for name in times},
+        **{name: columns[name] for name in ("prompt_tokens", "output_tokens")},
+        "tier": [columns.tiers[number] for number in columns["tier"]],
+        "outcome": [OUTCOMES[number] for number in columns["outcome"]],
+    }
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A measured run beside the twin's."""
+
+    group: str
+    name: str
+    rows: tuple[Comparison, ...]
+    """One a measured metric, worst first."""
+    subject: Subject
+    num_gpu_blocks: int
+    order: float
+    """Rate or concurrency."""
+
+    def error(self, metric: str) -> float:
+        """Relative error of a metric that was measured."""
+        return next(row.error for row in self.rows if row.metric == metric)
+
+
+def outcome_of(
+    group: str, name: str, order: float, measured: Mapping[str, float], result: Result
+) -> Outcome:
+    """What was measured of a run beside the twin's run of it."""
+    scenario, table = result.scenario, table_of(result)
+    found = figures(table)
+    number = int(_completed(table).sum())
+    waited = _numbers(table, "first_scheduled_s") - _numbers(table, "arrival_s")
+    load = load_of(float(np.nanmean(waited)), found["e2e_mean"])
+    origin = scenario.hardware.profile.provenance
+    rows = [Comparison(m, group, found[m], value, number) for m, value in measured.items()]
+    return Outcome(
+        group,
+        name,
+        tuple(worst_first(rows)),
+        Subject(
+            origin.model,
+            scenario.model.params,
+            scenario.hardware.gpu.name,
+            scenario.hardware.tensor_parallel_size,
+            scenario.hardware.dtype,
+            origin_of(origin.source),
+            load,
+        ),
+        scenario.engine.num_gpu_blocks,
+        order,
+    )
+
+
+def regimes_of(outcomes: Iterable[Outcome]) -> list[Regime]:
+    """The errors by set-up and kind of load: medians and largest of the sizes of each metric's errors."""
+    groups: dict[Subject, list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault(outcome.subject, []).append(outcome)
+    found = []
+    for subject, runs in groups.items():
+        sizes: dict[str, list[float]] = {}
+        for run in runs:
+            for row in run.rows:
+                sizes.setdefault(row.metric, []).append(abs(row.error))
+        model = subject.model.rsplit("/", 1)[-1]
+        name = (
+            f"{model} {subject.dtype} on {subject.tensor_parallel_size} x {subject.gpu}, {subject.load} load, "
+            f"step times by {subject.origin}"
+        )
+        found.append(
+            Regime(
+                subject,
+                name,
+                len(runs),
+                {metric: round(float(np.median(v)), 4) for metric, v in sizes.items()},
+                {metric: round(max(v), 4) for metric, v in sizes.items()},
+            )
+        )
+    return sorted(found, key=lambda regime: regime.name)
+
+
+def knee(points: Iterable[tuple[float, float]]) -> float:
+    """The highest rate at which the median TTFT is under twice that of the lowest rate; points are (rate, TTFT)."""
+    ordered = sorted(points)
+    idle = ordered[0][1]
+    return max(rate for rate, ttft in ordered if ttft < 2 * idle)
 
 
 def worst_first(rows: Iterable[Comparison]) -> list[Comparison]:

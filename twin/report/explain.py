@@ -158,9 +158,16 @@ def _parts(
     pairs = prompts * tokens_each * (tokens_each + 1) // 2
     parts = {
         "dense_s": times.tokens_ps[tokens],
-        "prefill_attention_s": pairs * times.pair_num // times.pair_den,
+        "prefill_attention_s": pairs * times.pair_num // times.pair_den + times.prefill_base_ps
+        if pairs
+        else 0,
         "decode_attention_s": times.decode_base_ps[decodes]
-        + times.decode_context_ps[decodes] * decodes * context,
+        + (
+            times.decode_context_ps[decodes]
+            + (times.mixed_context_ps[decodes] if pairs and times.mixed_context_ps else 0)
+        )
+        * decodes
+        * context,
         "sample_s": times.sample_ps[requests],
         "host_s": times.host_ps[requests],
         "gap_s": times.gap_ps,

@@ -1,7 +1,7 @@
 """How long does one engine step take? One formula over whole picoseconds, whatever its numbers come from.
 
     gpu  = dense(pad(num_tokens)) + comm(pad(num_tokens)) + sample(num_sampled)
-         + prefill attention(pairs) + decode attention(num_decodes, sum_context)
+         + prefill attention(pairs) + decode attention(num_decodes, sum_context, any pairs)
     step = host(num_seqs) + gpu                (sync)
          | max(host(num_seqs), gpu) + gap      (async)
 
@@ -41,6 +41,9 @@ class StepTime:
     """Tokens the GPU computes, by scheduled tokens. [max_num_batched_tokens + 1]"""
     prefill_base_ps: int = 0
     """Prefill attention of a step with any pairs, whatever their number."""
+    mixed_context_ps: Sequence[int] = ()
+    """What decode attention takes more per token of context in a step that has pairs, by decodes; () = nothing.
+    [max_num_seqs + 1]"""
 
     def step_ps(
         self,
@@ -64,10 +67,13 @@ class StepTime:
         gpu = (
             self.tokens_ps[num_tokens]
             + self.sample_ps[num_sampled]
-            + (pairs * self.pair_num // self.pair_den + self.prefill_base_ps if pairs else 0)
             + self.decode_base_ps[num_decodes]
             + self.decode_context_ps[num_decodes] * sum_context
         )
+        if pairs:
+            gpu += pairs * self.pair_num // self.pair_den + self.prefill_base_ps
+            if self.mixed_context_ps:
+                gpu += self.mixed_context_ps[num_decodes] * sum_context
         host = self.host_ps[num_seqs]
         if self.async_scheduling:
             return (gpu if gpu > host else host) + self.gap_ps
@@ -91,6 +97,7 @@ class StepTime:
             host_ps=table(self.host_ps),
             gap_ps=round(self.gap_ps * factor),
             prefill_base_ps=round(self.prefill_base_ps * factor),
+            mixed_context_ps=table(self.mixed_context_ps),
         )
 
     def padded_tokens(self, num_tokens: int) -> int:

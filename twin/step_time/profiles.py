@@ -83,6 +83,9 @@ class Profile:
     """Time per step that async scheduling cannot hide."""
     prefill_base_ps: Number = 0
     """Attention of a step with any prefill chunk, whatever its pairs."""
+    mixed_context_ps: Points = ()
+    """What decodes take more per token of their summed context beside a prefill chunk, by decodes; empty = nothing.
+    Kernels that compute both in one launch split long contexts less well."""
 
     @property
     def max_tokens(self) -> int:
@@ -98,6 +101,7 @@ class Profile:
             self.decode_context_ps,
             self.host_sync_ps,
             self.host_async_ps,
+            *([self.mixed_context_ps] if self.mixed_context_ps else []),
         )
         return min(points[-1][0] for points in by_request)
 
@@ -151,6 +155,9 @@ class Profile:
             async_scheduling=async_scheduling,
             padded=padded,
             prefill_base_ps=round(Fraction(str(self.prefill_base_ps))),
+            mixed_context_ps=[0, *_table(self.mixed_context_ps, max_num_seqs)[1:]]
+            if self.mixed_context_ps
+            else (),
         )
 
     def _name(self) -> str:
@@ -220,12 +227,16 @@ def describe(model: str, gpu: str, tensor_parallel_size: int, dtype: str) -> str
     return f"{model} on {gpu}, TP {tensor_parallel_size}, {dtype}"
 
 
+OPTIONAL = {"prefill_base_ps": 0, "mixed_context_ps": []}
+"""Parts that a file may leave out."""
+
+
 def parse_profile(mapping: Any, source_name: str) -> Profile:
     """The profile in a parsed JSON document; `source_name` (the file) begins each error message.
 
     Raises InputError for unknown or missing keys and for values that no step time can have.
     """
-    top = _mapping(mapping, source_name, {f.name for f in fields(Profile)}, {"prefill_base_ps": 0})
+    top = _mapping(mapping, source_name, {f.name for f in fields(Profile)}, OPTIONAL)
     where = f"{source_name}: provenance"
     p = _mapping(top["provenance"], where, {f.name for f in fields(Provenance)})
     texts = {
@@ -269,6 +280,7 @@ def parse_profile(mapping: Any, source_name: str) -> Profile:
         host_async_ps=points("host_async_ps"),
         gap_ps=_number(top["gap_ps"], f"{source_name}: gap_ps"),
         prefill_base_ps=_number(top["prefill_base_ps"], f"{source_name}: prefill_base_ps"),
+        mixed_context_ps=() if top["mixed_context_ps"] == [] else points("mixed_context_ps"),
     )
 
 
