@@ -118,7 +118,8 @@ def check_books(result: Result) -> None:
             assert r.first_token_ps is not None
             assert r.finish_ps == r.first_token_ps + sum(r.itl_ps), r
         in_system_ps += (end_ps if r.finish_ps is None else r.finish_ps) - r.arrival_ps
-    if any(r.outcome == "timed_out" or r.reason == "partition" for r in records):
+    late = ("partition", "client_disconnect")
+    if any(r.outcome == "timed_out" or r.reason in late for r in records):
         assert result.inflight_request_ps >= in_system_ps
     else:
         assert result.inflight_request_ps == in_system_ps

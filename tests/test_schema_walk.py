@@ -259,6 +259,16 @@ RATE = "cluster.admission={rate: 20, burst: 2}"
 OF_BATCH = "cluster.admission.tiers.BATCH."
 RETRIES = ("cluster.admission={max_inflight: 4, max_queue: 1, retry_after: 0.2}",
            "cluster.retries={attempts: 4, backoff: 0.1}")  # fmt: skip
+FAILING = (*TWO, *QUICK, "cluster.router=round_robin", "traffic.0.requests=null", "traffic.0.duration=4",
+           "cluster.replicas=4",
+           "cluster.faults=[{kind: partition, at: 0.5, until: 2.5, pods: [0, 1]}]",
+           "cluster.routing.ejection={consecutive_5xx: 2, interval: 0.1, base_ejection_time: 0.3, "
+           "max_ejection_percent: 50}")  # fmt: skip
+PANIC = (*FAILING, "cluster.routing.ejection.max_ejection_percent=100",
+         "cluster.faults=[{kind: partition, at: 0.5, until: 2.5, pods: [0, 1, 2]}]")  # fmt: skip
+STALE = (*TWO, *QUICK, "cluster.router=queue_aware", "cluster.routing={poll_interval: 0.4, stale_after: 0.5}",
+         "cluster.faults=[{kind: stale, at: 0.5, until: 3, pods: [0]}]")  # fmt: skip
+ALL_STALE = ("cluster.routing.stale_after=0.2",)
 FAULT = "cluster.metrics.faults=[{kind: scrape, start: 0.1, until: 4, pods: [0]}]"
 OUTAGE = "cluster.metrics.faults=[{kind: empty, start: 0.1, until: 4}]"
 TWO_METRICS = (HPA.replace("metrics: [", "metrics: [{type: External, external: {metric: {name: total}, "
@@ -292,7 +302,61 @@ FORETOLD = (HPA.replace("metrics: [", "metrics: [{type: External, external: {met
             "target: {type: AverageValue, averageValue: '20'}}}, "), *FORESEEN[1:],
             "cluster.prediction.drives=metric", "cluster.prediction.metric=soon")  # fmt: skip
 
+
+def clients(key: str, *base: str) -> dict[str, Case]:
+    """What the clients of the first stream do: `key` names the form of the stream."""
+    soon = {
+        f"{key}disconnects.share": Case(
+            "traffic.0.disconnects.share=0.4", base=(*base, "traffic.0.disconnects={after: 0.1}")
+        ),
+        f"{key}disconnects.at": Case(
+            "traffic.0.disconnects.at=0.3", base=(*base, "traffic.0.disconnects={at: 0.25}")
+        ),
+    }
+    path = "traffic.0.disconnects.after"
+    wide = (*base, "traffic.0.disconnects={after: {lognormal: {median: 0.1, p95: 0.5}}}")
+    after = {
+        "": Case(f"{path}=0.1", base=(*base, "traffic.0.disconnects={after: 0.2}")),
+        ".ExponentialTime.exponential": Case("traffic.0.disconnects={after: {exponential: 0.1}}", base=base),
+        ".UniformTime.uniform": Case("traffic.0.disconnects={after: {uniform: [0.02, 0.3]}}", base=base),
+        ".TriangularTime.triangular": Case("traffic.0.disconnects={after: {triangular: [0.02, 0.1, 0.3]}}", base=base),
+        ".LognormalTime.lognormal.median": Case(f"{path}.lognormal.median=0.05", base=wide),
+        ".LognormalTime.lognormal.p95": Case(f"{path}.lognormal.p95=0.3", base=wide),
+    }  # fmt: skip
+    full = (
+        *base,
+        "cluster.admission={max_inflight: 1, max_queue: 0, retry_after: 0.2}",
+        "traffic.0.retries={attempts: 4, backoff: 0.1}",
+    )
+    asks = {
+        "attempts": "1", "backoff": "0.5", "multiplier": "3", "max_backoff": "0.15", "jitter": "0",
+        "outcomes": "[aborted]", "give_up_after": "0.3",
+    }  # fmt: skip
+    return (
+        soon
+        | {f"{key}disconnects.after{form}": case for form, case in after.items()}
+        | {f"{key}retries.{k}": Case(f"traffic.0.retries.{k}={v}", base=full) for k, v in asks.items()}
+        | {f"{key}retries.heeds_retry_after": Case("traffic.0.retries.heeds_retry_after=false", "refused", full)}
+    )  # fmt: skip
+
+
 FLEET = {
+    **{
+        f"cluster.routing.ejection.{k}": Case(f"cluster.routing.ejection.{k}={v}", base=base)
+        for k, v, base in (
+            ("consecutive_5xx", "4", FAILING),
+            ("interval", "1", FAILING),
+            ("base_ejection_time", "0.9", FAILING),
+            ("max_ejection_time", "0.3", FAILING),
+            ("max_ejection_percent", "25", FAILING),
+            ("healthy_panic_threshold", "10", PANIC),
+        )
+    },
+    "cluster.routing.stale_after": Case("cluster.routing.stale_after=9", base=STALE),
+    "cluster.routing.when_stale": Case("cluster.routing.when_stale=refuse", base=(*STALE, *ALL_STALE)),
+    "cluster.admission.tiers.retry_after": Case(
+        "cluster.admission.tiers={ONLINE: {retry_after: 3}}", base=RETRIES
+    ),
     "cluster.warm_pool.standby": Case("cluster.warm_pool.standby=2", base=WARM),
     "cluster.warm_pool.claim_probability": Case("cluster.warm_pool.claim_probability=0", base=WARM),
     **phase("cluster.warm_pool.first_wake", "cluster.warm_pool.first_wake", *WARM, requests="null"),
@@ -429,7 +493,7 @@ FLEET = {
     "cluster.price_per_gpu_hour": Case("cluster.price_per_gpu_hour=2", "summary"),
 }  # fmt: skip
 
-CASES = FLEET | {
+CASES = FLEET | clients(SYNTHETIC) | clients(FROM_PRESET, PRESET) | clients(FROM_TRACE, TRACE) | {
     "name": Case("name=other", "summary"),
     "model": Case(
         "model=Qwen/Qwen3-8B", base=(*MEMORY, "engine.gpu_memory_utilization=0.205")

@@ -15,14 +15,14 @@ from twin import scenario_build as build
 from twin import scenario_schema as schema
 from twin.clock import to_ps
 from twin.cluster.admission import AdmissionSpec
-from twin.cluster.clients import Retries
+from twin.cluster.clients import ClientsSpec, Retries
 from twin.cluster.fleet_spec import FleetSpec
 from twin.cluster.router import Routing
 from twin.engine.config import EngineConfig
 from twin.errors import InputError
 from twin.scenario_faults import Origin, check
 from twin.scenario_fleet import fleet_of, fleet_warnings
-from twin.scenario_gateway import admission_of, retries_of, routing_of
+from twin.scenario_gateway import admission_of, clients_of, routing_of
 from twin.scenario_streams import stream_of
 from twin.scenario_traffic import PresetStream
 from twin.scenario_yaml import apply_override, parse, parse_all, plain_copy
@@ -73,11 +73,16 @@ class Cluster:
     routing: Routing
     admission: AdmissionSpec | None
     """What the gateway lets through; None = everything."""
-    retries: Retries | None
-    """What clients do whose request fails; None = they do not ask again."""
+    clients: ClientsSpec
+    """What clients do whose request fails, and which of them leave by themselves."""
     fleet: FleetSpec | None
     """How they come and go; None = they are there from the beginning to the end."""
     price_per_gpu_hour: float | None
+
+    @property
+    def retries(self) -> Retries | None:
+        """What clients do whose request fails, where their stream says nothing else; None = they do not ask again."""
+        return self.clients.retries
 
 
 @dataclass(frozen=True)
@@ -297,8 +302,10 @@ def _build(document: schema.Document, origin: Origin) -> Scenario:
         cluster=Cluster(
             document.cluster.replicas,
             routing,
-            admission_of(document.cluster, build.tiers_of(traffic), traffic, origin),
-            retries_of(document.cluster, document.run.seed),
+            admission_of(
+                document.cluster, build.tiers_of(traffic), traffic, document.traffic, origin
+            ),
+            clients_of(document.cluster, document.traffic, document.run.seed),
             fleet,
             document.cluster.price_per_gpu_hour,
         ),

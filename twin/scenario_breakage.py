@@ -11,11 +11,11 @@ from twin.scenario_pods import Whole
 class ClusterFault(Section):
     """Something in the cluster breaks."""
 
-    kind: Literal["crash", "gpu_loss", "slow", "partition", "spot_reclaim", "node_drain"]
+    kind: Literal["crash", "gpu_loss", "slow", "partition", "stale", "spot_reclaim", "node_drain"]
     """What breaks; docs/cluster.md tells what each does."""
     at: Instant
     until: Seconds | None = None
-    """When it is over; null = never. Of gpu_loss, slow, partition and node_drain."""
+    """When it is over; null = never. Of gpu_loss, slow, partition, stale and node_drain."""
     pods: list[Whole] = Field(default=[])
     """Numbers of the pods it strikes; empty = all that are there. Not of node_drain."""
     node: Whole | None = None
@@ -27,7 +27,7 @@ class ClusterFault(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> "ClusterFault":
-        lasting = ("gpu_loss", "slow", "partition", "node_drain")
+        lasting = ("gpu_loss", "slow", "partition", "stale", "node_drain")
         for key, kinds in (
             ("until", lasting),
             ("node", ("node_drain",)),

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from twin.scenario_breakage import ClusterFault
-from twin.scenario_distributions import Instant, Name, Seconds, Section, Share
+from twin.scenario_clients import Retries
+from twin.scenario_distributions import Instant, Name, Seconds, Section
 from twin.scenario_pods import (
     ColdStart,
     Nodes,
@@ -31,6 +32,22 @@ from twin.scenario_scaling import (
 )
 
 
+class Ejection(Section):
+    """Outlier detection by consecutive errors, with Envoy's names and defaults."""
+
+    consecutive_5xx: Annotated[int, Field(ge=1, le=10**6)] = 5
+    """Errors of a replica in a row, without a success between."""
+    interval: Annotated[float, Field(ge=0.1, le=3600)] = 10.0
+    """An ejection ends at one of its multiples; each without an ejection takes one off the count of ejections."""
+    base_ejection_time: Annotated[float, Field(ge=0.1, le=10**6)] = 30.0
+    """Times the number of ejections that count."""
+    max_ejection_time: Annotated[float, Field(ge=0.1, le=10**6)] = 300.0
+    max_ejection_percent: Annotated[int, Field(ge=0, le=100)] = 10
+    """Of the replicas; one may always be ejected."""
+    healthy_panic_threshold: Annotated[int, Field(ge=0, le=100)] = 50
+    """Percent of the replicas: where fewer are left, requests go to all."""
+
+
 class Routing(Section):
     """What the router knows, and how far affinity goes."""
 
@@ -40,6 +57,18 @@ class Routing(Section):
     """Copies of the router; each knows what it sent itself, and requests come to one of them at random."""
     guard: Annotated[float, Field(ge=1, le=1000)] | None = 1.25
     """Affinity sends no request to a replica with more than this times the mean load; null = however loaded."""
+    stale_after: Seconds | None = None
+    """State of a replica that was read longer ago is stale; null = routers go by it however old it is."""
+    when_stale: Literal["avoid", "refuse"] | None = None
+    """avoid = a stale replica gets requests only where none is fresh; refuse = then they are refused; null = avoid."""
+    ejection: Ejection | None = None
+    """Replicas that fail are left out for a while; null = never."""
+
+    @model_validator(mode="after")
+    def _used(self) -> "Routing":
+        if self.when_stale is not None and self.stale_after is None:
+            raise ValueError("when_stale: changes nothing without stale_after")
+        return self
 
 
 class Limits(Section):
@@ -53,6 +82,8 @@ class Limits(Section):
     """Requests a second that a token bucket lets in."""
     burst: Annotated[int, Field(ge=1, le=10**7)] = 1
     """Requests that a full bucket lets in at once."""
+    retry_after: Seconds | None = None
+    """Seconds in the header Retry-After of a refusal; null = that of all requests, or none."""
 
     @model_validator(mode="after")
     def _used(self) -> "Limits":
@@ -74,29 +105,6 @@ class Admission(Limits):
     """Tiers from the first to the last to be sent on from the queue, and the other way round to be shed."""
     tiers: dict[Name, Limits] = Field(default={})
     """Limits by tier, beside those of all."""
-    retry_after: Seconds | None = None
-    """Seconds in the header Retry-After of a refusal."""
-
-
-class Retries(Section):
-    """What clients do whose request fails: they ask again after a back-off."""
-
-    attempts: Annotated[int, Field(ge=2, le=1000)]
-    """In all, the first included."""
-    backoff: Seconds = 1.0
-    """Before the second attempt."""
-    multiplier: Annotated[float, Field(ge=1, le=100)] = 2.0
-    """Of the back-off, from one attempt to the next."""
-    max_backoff: Seconds = 60.0
-    jitter: Share = 0.5
-    """Share of the back-off that is drawn."""
-    outcomes: Annotated[list[Literal["refused", "aborted", "timed_out"]], Field(min_length=1)] = (
-        Field(default=["refused", "aborted"])
-    )
-    """After which they ask again."""
-    heeds_retry_after: bool = True
-    give_up_after: Seconds | None = None
-    """No attempt begins later than so long after the first."""
 
 
 _DAYS = "|".join(

@@ -4,11 +4,7 @@ Each function takes a part of the checked document and `origin`, which knows whe
 """
 
 from collections.abc import Iterator
-from math import log
-from statistics import NormalDist
-from typing import Any
 
-from twin import scenario_distributions as times
 from twin import scenario_pods as form
 from twin.clock import PS, to_ps, to_seconds
 from twin.cluster.advice import advice
@@ -16,8 +12,6 @@ from twin.cluster.cold_start import (
     NODE_S,
     PHASES,
     ColdStart,
-    PhaseTime,
-    TriangularTime,
     default_start,
     mean_s,
     spread,
@@ -34,14 +28,13 @@ from twin.scenario_cluster import Cluster
 from twin.scenario_faults import Origin
 from twin.scenario_scaler import most_of, path_of, scaler_of
 from twin.scenario_scaling import Ratio
+from twin.scenario_times import phase_time
 from twin.step_time.catalogue import ModelSpec
-from twin.workload.sessions import Always, ExponentialTime, LognormalTime, UniformTime
 
 ALWAYS_THERE = ("system-cluster-critical", "system-node-critical")
 """PriorityClasses that every cluster has; other names with this prefix cannot be made."""
 
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-_Z95 = NormalDist().inv_cdf(0.95)
 
 
 def fleet_of(
@@ -164,24 +157,10 @@ def _cold_start(
     chosen = {name: getattr(written.phases, name) for name in PHASES}
     return ColdStart(
         **{
-            name: getattr(published, name) if time is None else _time(time)
+            name: getattr(published, name) if time is None else phase_time(time)
             for name, time in chosen.items()
         }
     )
-
-
-def _time(time: Any) -> PhaseTime:
-    match time:
-        case form.TriangularTime(triangular=[low, mode, high]):
-            return TriangularTime(to_ps(low), to_ps(mode), to_ps(high))
-        case times.ExponentialTime():
-            return ExponentialTime(to_ps(time.exponential))
-        case times.UniformTime(uniform=[low, high]):
-            return UniformTime(to_ps(low), to_ps(high))
-        case times.LognormalTime(lognormal=shape):
-            mu = log(shape.median)
-            return LognormalTime(mu, (log(shape.p95) - mu) / _Z95)
-    return Always(to_ps(time))
 
 
 def _probe(probe: form.Probe | None) -> Probe | None:
@@ -207,7 +186,7 @@ def _nodes(nodes: form.Nodes | None) -> Nodes | None:
         nodes.gpus,
         nodes.initial,
         nodes.initial if nodes.max is None else nodes.max,
-        spread(NODE_S) if nodes.provision is None else _time(nodes.provision),
+        spread(NODE_S) if nodes.provision is None else phase_time(nodes.provision),
         None if nodes.remove_after is None else to_ps(nodes.remove_after),
     )
 
@@ -247,8 +226,8 @@ def _warm_pool(cluster: Cluster, origin: Origin) -> WarmPoolSpec | None:
     return WarmPoolSpec(
         written.standby,
         written.claim_probability,
-        _time(written.first_wake),
-        _time(written.wake),
+        phase_time(written.first_wake),
+        phase_time(written.wake),
         written.returns,
         written.placeholders,
     )

@@ -8,10 +8,15 @@ from collections.abc import Sequence
 from twin import scenario_cluster as form
 from twin.clock import to_ps
 from twin.cluster.admission import AdmissionSpec, Limits
-from twin.cluster.clients import Retries
+from twin.cluster.clients import ClientsSpec, Retries
+from twin.cluster.leaving import Disconnects
+from twin.cluster.outliers import Ejection
 from twin.cluster.router import Routing
 from twin.cluster.routers import BY_INFLIGHT, BY_STATE, GUARDED, ROUTERS
+from twin.scenario_clients import Retries as RetriesForm
 from twin.scenario_faults import Origin, unknown
+from twin.scenario_times import phase_time
+from twin.scenario_traffic import Stream as StreamForm
 from twin.workload.streams import Stream
 from twin.workload.trace import TraceStream
 
@@ -31,11 +36,37 @@ def routing_of(cluster: form.Cluster, seed: int, origin: Origin) -> Routing:
                 ("cluster", "routing", key),
                 f"changes nothing for router {name}, only for {', '.join(who)}; remove it",
             )
-    return Routing(name, written.routers, to_ps(written.poll_interval), written.guard, seed)
+    return Routing(
+        name,
+        written.routers,
+        to_ps(written.poll_interval),
+        written.guard,
+        None if written.stale_after is None else to_ps(written.stale_after),
+        written.when_stale or "avoid",
+        _ejection(written.ejection),
+        seed,
+    )
+
+
+def _ejection(written: form.Ejection | None) -> Ejection | None:
+    if written is None:
+        return None
+    return Ejection(
+        written.consecutive_5xx,
+        to_ps(written.interval),
+        to_ps(written.base_ejection_time),
+        to_ps(written.max_ejection_time),
+        written.max_ejection_percent,
+        written.healthy_panic_threshold,
+    )
 
 
 def admission_of(
-    cluster: form.Cluster, tiers: Sequence[str], traffic: Sequence[Stream], origin: Origin
+    cluster: form.Cluster,
+    tiers: Sequence[str],
+    traffic: Sequence[Stream],
+    streams: Sequence[StreamForm],
+    origin: Origin,
 ) -> AdmissionSpec | None:
     """What the gateway lets through. Raises InputError for tiers that no request has and keys that change nothing."""
     written, place = cluster.admission, ("cluster", "admission")
@@ -69,9 +100,14 @@ def admission_of(
                 (*place, *path),
                 "changes nothing: nobody waits at the gateway without a max_inflight",
             )
-    if written.retry_after is not None:
-        if cluster.retries is None or not cluster.retries.heeds_retry_after:
-            origin.fail((*place, "retry_after"), "changes nothing: no client heeds it (retries)")
+    heeds = [r for r in (cluster.retries, *(s.retries for s in streams)) if r is not None]
+    limited: list[tuple[tuple[str, ...], form.Limits]] = [((), written)]
+    limited += [(("tiers", tier), limits) for tier, limits in written.tiers.items()]
+    for path, limits in limited:
+        if limits.retry_after is not None and not any(r.heeds_retry_after for r in heeds):
+            origin.fail(
+                (*place, *path, "retry_after"), "changes nothing: no client heeds it (retries)"
+            )
     return AdmissionSpec(
         _limits(written),
         written.max_inflight_per_replica,
@@ -79,19 +115,35 @@ def admission_of(
         None if written.max_wait is None else to_ps(written.max_wait),
         tuple(written.order),
         {tier: _limits(limits) for tier, limits in written.tiers.items()},
-        None if written.retry_after is None else to_ps(written.retry_after),
     )
 
 
 def _limits(written: form.Limits) -> Limits:
-    return Limits(written.max_inflight, written.max_queue, written.rate, written.burst)
+    retry_after = None if written.retry_after is None else to_ps(written.retry_after)
+    return Limits(written.max_inflight, written.max_queue, written.rate, written.burst, retry_after)
 
 
-def retries_of(cluster: form.Cluster, seed: int) -> Retries | None:
-    """What clients do whose request fails."""
-    written = cluster.retries
-    if written is None:
-        return None
+def clients_of(cluster: form.Cluster, traffic: Sequence[StreamForm], seed: int) -> ClientsSpec:
+    """What clients do whose request fails, and which of them leave by themselves."""
+    leaving = {}
+    for i, stream in enumerate(traffic):
+        written = stream.disconnects
+        if written is not None:
+            leaving[i] = Disconnects(
+                written.share,
+                None if written.after is None else phase_time(written.after),
+                None if written.at is None else to_ps(written.at),
+            )
+    return ClientsSpec(
+        None if cluster.retries is None else _retries(cluster.retries, seed),
+        {i: _retries(s.retries, seed) for i, s in enumerate(traffic) if s.retries is not None},
+        leaving,
+        any(fault.kind == "partition" for fault in cluster.faults),
+        seed,
+    )
+
+
+def _retries(written: RetriesForm, seed: int) -> Retries:
     return Retries(
         written.attempts,
         to_ps(written.backoff),

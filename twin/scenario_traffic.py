@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from twin.scenario_clients import Disconnects, StreamRetries
 from twin.scenario_distributions import (
     Count,
     Cv,
@@ -257,6 +258,10 @@ class Stream(Section):
     tenants: Shares | None = None
     max_tokens: Tokens | None = None
     timeouts: Timeouts = Timeouts()
+    disconnects: Disconnects | None = None
+    """None = clients leave for a time-out only."""
+    retries: StreamRetries | None = None
+    """None = those of cluster.retries."""
     requests: Count | None = None
 
     @model_validator(mode="after")

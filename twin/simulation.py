@@ -174,8 +174,9 @@ class _Run:
         self._timer = Timer(self._env)
         self._gateway = self._make_gateway()
         cluster = scenario.cluster
-        retry_after_ps = None if cluster.admission is None else cluster.admission.retry_after_ps
-        self._clients = Clients(cluster.retries, retry_after_ps, self._gateway.submit, self._timer)
+        self._clients = Clients(
+            cluster.clients, cluster.admission, self._gateway, self._timer, self._keep
+        )
         self._replicas: list[Replica] = []
         self._fleet = self._make_fleet()
         if self._fleet is None:
@@ -187,7 +188,10 @@ class _Run:
     def _make_gateway(self) -> Gateway:
         cluster = self._scenario.cluster
         holds = cluster.fleet is not None and cluster.fleet.holds_requests
-        return Gateway(cluster.routing, cluster.admission, holds, self._on_record, self._timer)
+        may_leave = bool(cluster.clients.leaving)
+        return Gateway(
+            cluster.routing, cluster.admission, holds, self._on_record, self._timer, may_leave
+        )
 
     def _note(self, event: Happening) -> None:
         """Something has happened to a request, or to an attempt at it."""

@@ -23,6 +23,8 @@ class Limits:
     """Requests a second that a token bucket lets in, whether they then wait or not."""
     burst: int = 1
     """Requests that a full bucket lets in at once."""
+    retry_after_ps: int | None = None
+    """Header Retry-After of a refusal; None = that of all requests, or none."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,18 @@ class AdmissionSpec:
     order: tuple[str, ...] = ()
     """Tiers from the first to the last to go on from the queue; others come after them, by arrival."""
     tiers: Mapping[str, Limits] = field(default_factory=dict)
-    retry_after_ps: int | None = None
-    """Header Retry-After of a refusal; None = there is none."""
+
+    @property
+    def retry_after_ps(self) -> int | None:
+        """Header Retry-After of a refusal, where its tier has none of its own; None = there is none."""
+        return self.limits.retry_after_ps
+
+    def retry_after(self, tier: str) -> int | None:
+        """Header Retry-After, in picoseconds, of a refusal of that tier; None = there is none."""
+        own = self.tiers.get(tier)
+        if own is not None and own.retry_after_ps is not None:
+            return own.retry_after_ps
+        return self.retry_after_ps
 
 
 REFUSALS = ("rate_limit", "queue_full", "shed", "queue_timeout")

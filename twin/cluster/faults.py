@@ -8,7 +8,7 @@ from typing import Protocol
 from twin.cluster.fleet_pod import FleetPod
 from twin.cluster.timer import Timer
 
-KINDS = ("crash", "gpu_loss", "slow", "partition", "spot_reclaim", "node_drain")
+KINDS = ("crash", "gpu_loss", "slow", "partition", "stale", "spot_reclaim", "node_drain")
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,9 @@ class Breakable(Protocol):
     def cut_off(self, pod: FleetPod, is_cut_off: bool) -> None:
         """The router loses its connections there and makes no new ones, or may again."""
 
+    def stand_still(self, pod: FleetPod, is_standing: bool) -> None:
+        """What routers read of it does not change any more, or does again."""
+
     def evict(self, pod: FleetPod, reason: str, grace_ps: int | None) -> None:
         """It is deleted, and given so long; None = what its template says."""
 
@@ -88,6 +91,10 @@ def _strike(fault: ClusterFault, fleet: Breakable, timer: Timer) -> None:
                 fleet.cut_off(pod, True)
                 if lasts_ps is not None:
                     timer.at(lasts_ps, partial(fleet.cut_off, pod, False))
+            case "stale":
+                fleet.stand_still(pod, True)
+                if lasts_ps is not None:
+                    timer.at(lasts_ps, partial(fleet.stand_still, pod, False))
             case "spot_reclaim":
                 for node in set(pod.nodes):
                     fleet.cordon(node, is_lost=True)

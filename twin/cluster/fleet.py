@@ -267,6 +267,13 @@ class Fleet:
         if not is_cut_off:
             self._gateway.release()
 
+    def stand_still(self, pod: FleetPod, is_standing: bool) -> None:
+        """What routers read of it does not change any more, or does again."""
+        state = "stand still" if is_standing else "are read again"
+        self.log.event(self._now_ps, pod.number, "fault", f"its metrics {state}")
+        if pod.replica_index is not None:
+            self._gateway.stand_still(pod.replica_index, is_standing)
+
     def evict(self, pod: FleetPod, reason: str, grace_ps: int | None) -> None:
         """It is deleted, and given so long; None = what its template says."""
         pod.abort_reason, pod.grace_ps = reason, grace_ps

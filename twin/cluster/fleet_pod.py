@@ -123,7 +123,9 @@ class FleetPod:
     @property
     def served_to_the_end(self) -> bool:
         """Whether a server that worked was there until it went."""
-        return bool(self.engines) and self.engines[-1].gone_ps == self.gone_ps and not self.is_frozen
+        return (
+            bool(self.engines) and self.engines[-1].gone_ps == self.gone_ps and not self.is_frozen
+        )
 
     @property
     def is_unwanted(self) -> bool:

@@ -7,12 +7,16 @@ from random import Random
 from typing import Protocol
 
 from twin.cluster.admission import Admission, AdmissionSpec
+from twin.cluster.outliers import Outliers
 from twin.cluster.router import Load, Router, Routing
 from twin.cluster.routers import ROUTERS
-from twin.cluster.signals import Own, Poll, Source
+from twin.cluster.signals import Frozen, Own, Poll, Source
 from twin.cluster.timer import Timer
 from twin.metrics.records import RequestRecord
 from twin.workload.request import Request
+
+NO_FAULT = ("client_disconnect",)
+"""Reasons of aborted requests that say nothing of the replica."""
 
 
 class Receiver(Source, Protocol):
@@ -23,6 +27,9 @@ class Receiver(Source, Protocol):
 
     def settle(self) -> None:
         """Whatever happens there now has happened: what is submitted at this instant comes after it."""
+
+    def disconnect(self, reason: str, request: int | None = None) -> None:
+        """The connections of all clients, or of that of one request, break now."""
 
 
 class Refusing:
@@ -37,10 +44,13 @@ class Refusing:
         self.index = index
 
     def submit(self, request: Request) -> None:
-        self._gateway.refuse(request, "connection_refused")
+        self._gateway.refuse_for(self.index, request)
 
     def settle(self) -> None:
         """Nothing happens there."""
+
+    def disconnect(self, reason: str, request: int | None = None) -> None:
+        """Nobody is connected."""
 
     def kv_used(self, now_ps: int) -> float:
         return 0.0
@@ -60,6 +70,7 @@ class Gateway:
         holds: bool,
         on_record: Callable[[RequestRecord], None],
         timer: Timer,
+        may_leave: bool = False,
     ) -> None:
         chance = Random(f"{routing.seed}/routing")
         make = ROUTERS[routing.router]
@@ -79,6 +90,13 @@ class Gateway:
         # Of several routers: request -> which one sent it, and by router: replica -> its requests in flight.
         self._sent_by: dict[int, int] = {}
         self._own: list[dict[int, int]] = [{} for _ in self._routers]
+        self._where: dict[int, Receiver] | None = {} if may_leave else None
+        self._routing = routing
+        self._frozen: dict[int, Frozen] = {}  # where the state is not polled
+        self._outliers = None if routing.ejection is None else Outliers(routing.ejection)
+        self._picks = routing.stale_after_ps is not None or self._outliers is not None
+        self.sent_stale = 0
+        """Attempts that were sent while the state of all replicas was stale."""
         self.num_asked = 0
         """Attempts that have come."""
 
@@ -100,7 +118,12 @@ class Gateway:
     def retarget(self, receivers: Sequence[Receiver]) -> None:
         """Requests go to these from now on."""
         self._receivers = receivers
-        self._loads = self._poll.loads(receivers) if self._is_polled else receivers
+        if self._is_polled:
+            self._loads = self._poll.loads(receivers)
+        elif self._frozen:
+            self._loads = [self._frozen.get(r.index, r) for r in receivers]
+        else:
+            self._loads = receivers
 
     def submit(self, request: Request) -> None:
         """A request comes now, before whatever else happens at this instant."""
@@ -108,7 +131,7 @@ class Gateway:
         if not self._receivers and not self._holds:
             self.refuse(request, "no_ready_pod")
         elif not self._is_limited and self._receivers:
-            self._receivers[self._choose(request)].submit(request)
+            self._send(request)
         elif not self._admission.lets_in(request, self._timer.now_ps):
             self.refuse(request, "rate_limit")
         else:
@@ -128,24 +151,62 @@ class Gateway:
                 return
             if self._is_limited:
                 self._admission.send(request)
-            self._receivers[self._choose(request)].submit(request)
+            self._send(request)
 
-    def _choose(self, request: Request) -> int:
+    def _send(self, request: Request) -> None:
+        """To one of the receivers, of which there is at least one."""
+        if self._picks:
+            positions = self._usable()
+            if positions is None:
+                self.refuse(request, "stale_metrics")
+                return
+            loads = [self._loads[i] for i in positions]
+            receiver = self._receivers[positions[self._choose(request, loads)]]
+        else:
+            receiver = self._receivers[self._choose(request, self._loads)]
+        if self._where is not None:
+            self._where[request.index] = receiver
+        receiver.submit(request)
+
+    def _usable(self) -> Sequence[int] | None:
+        """Positions of the replicas that a router may choose from; None = a request is refused."""
+        now_ps, loads = self._timer.now_ps, self._loads
+        positions: Sequence[int] = range(len(loads))
+        if self._outliers is not None:
+            positions = self._outliers.healthy([load.index for load in loads], now_ps)
+        limit_ps = self._routing.stale_after_ps
+        if limit_ps is None:
+            return positions
+        fresh = [i for i in positions if now_ps - getattr(loads[i], "at_ps", now_ps) <= limit_ps]
+        if fresh:
+            return fresh
+        if self._routing.when_stale == "refuse":
+            return None
+        self.sent_stale += 1
+        return positions
+
+    def _choose(self, request: Request, loads: Sequence[Load]) -> int:
         if len(self._routers) == 1:
-            return self._routers[0](request, self._loads)
+            return self._routers[0](request, loads)
         router = self._pick_router.randrange(len(self._routers))
         own = self._own[router]
-        loads = self._loads
         if not self._is_polled:
             loads = [Own(load, own.get(load.index, 0)) for load in loads]
         chosen = self._routers[router](request, loads)
-        replica = self._receivers[chosen].index
+        replica = loads[chosen].index
         own[replica] = own.get(replica, 0) + 1
         self._sent_by[request.index] = router
         return chosen
 
     def ended(self, record: RequestRecord) -> None:
         """A request has ended."""
+        if self._where is not None:
+            self._where.pop(record.index, None)
+        if self._outliers is not None and record.replica is not None:
+            if record.outcome == "completed":
+                self._outliers.succeeded(record.replica)
+            elif record.outcome == "aborted" and record.reason not in NO_FAULT:
+                self._fails(record.replica)
         router = self._sent_by.pop(record.index, None)
         if router is not None and record.replica is not None:
             self._own[router][record.replica] -= 1
@@ -164,6 +225,47 @@ class Gateway:
             for receiver in self._receivers:
                 receiver.settle()
             self._send_on()
+
+    def _fails(self, replica: int) -> None:
+        assert self._outliers is not None
+        present = [receiver.index for receiver in self._receivers]
+        self._outliers.failed(replica, present, self._timer.now_ps)
+
+    @property
+    def ejections(self) -> Sequence[tuple[int, int, int]]:
+        """(instant, replica, until) of each."""
+        return () if self._outliers is None else tuple(self._outliers.ejections)
+
+    def refuse_for(self, replica: int, request: Request) -> None:
+        """The replica does not answer."""
+        if self._outliers is not None:
+            self._fails(replica)
+        self.refuse(request, "connection_refused")
+
+    def stand_still(self, replica: int, is_standing: bool) -> None:
+        """What routers read of the replica does not change any more, or does again."""
+        if is_standing:
+            self._poll.standing.add(replica)
+            self._frozen |= {
+                r.index: Frozen(r, self._timer.now_ps)
+                for r in self._receivers
+                if r.index == replica
+            }
+        else:
+            self._poll.standing.discard(replica)
+            self._frozen.pop(replica, None)
+        self.retarget(self._receivers)
+
+    def leave(self, request: Request, reason: str) -> None:
+        """The client of a request closes its connection, wherever the request is."""
+        now_ps = self._timer.now_ps
+        if self._admission.leave(request):
+            self._on_record(unserved(request, now_ps, "aborted", reason))
+        elif self._where is not None and request.index in self._where:
+            receiver = self._where[request.index]
+            receiver.settle()
+            if request.index in self._where:  # nothing has ended it just now
+                receiver.disconnect(reason, request.index)
 
     def refuse(self, request: Request, reason: str) -> None:
         """Turn a request away (503)."""

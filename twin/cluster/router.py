@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
+from twin.cluster.outliers import Ejection
 from twin.workload.request import Request
 
 
@@ -48,6 +49,12 @@ class Routing:
     """How often the state of the replicas is read; in between routers go by what was read last. 0 = as it is."""
     guard: float | None = 1.25
     """Affinity sends no request to a replica with more than this times the mean load; None = however loaded."""
+    stale_after_ps: int | None = None
+    """State that is older is stale; None = however old it is, a router goes by it."""
+    when_stale: str = "avoid"
+    """avoid = stale replicas only where none is fresh; refuse = then nobody is let through."""
+    ejection: Ejection | None = None
+    """None = however often a replica fails, it gets requests."""
     seed: int = 1
 
 

@@ -23,17 +23,39 @@ class Seen:
     num_inflight: int = 0
     num_waiting: int = 0
     kv_usage: float = 0.0
+    at_ps: int = 0
+    """When it was read."""
+
+
+class Frozen:
+    """A replica whose metrics stand still: what a router counts itself goes on, the rest is as it was."""
+
+    __slots__ = ("_load", "at_ps", "index", "kv_usage", "num_waiting")
+
+    def __init__(self, load: Load, at_ps: int) -> None:
+        self._load = load
+        self.at_ps = at_ps
+        self.index = load.index
+        self.num_waiting = load.num_waiting
+        self.kv_usage = load.kv_usage
+
+    @property
+    def num_inflight(self) -> int:
+        return self._load.num_inflight
 
 
 class Poll:
     """Reads all replicas at the multiples of an interval. One that was not there at the last reading looks idle.
 
-    Reading is no event: nothing changes between two events, so that `catch_up` before each one suffices.
+    Those in `standing` are read no more, and stay as they were. Reading is no event: nothing changes between two
+    events, so that `catch_up` before each one suffices.
     """
 
     def __init__(self, interval_ps: int) -> None:
         self._interval_ps = interval_ps
         self._seen: dict[int, Seen] = {}
+        self.standing: set[int] = set()
+        """Replicas whose metrics stand still, by index."""
         self.next_ps: float = interval_ps or inf
         """When the replicas are read next; never if the interval is 0."""
 
@@ -41,11 +63,11 @@ class Poll:
         """Nothing has happened before `until_ps` since the last call: read as of the last multiple until then."""
         at_ps = until_ps - until_ps % self._interval_ps
         self.next_ps = at_ps + self._interval_ps
-        self._seen = {
-            replica.index: Seen(
-                replica.index, replica.num_inflight, replica.num_waiting, replica.kv_used(at_ps)
-            )
-            for replica in replicas
+        old = {i: self._seen.get(i) or Seen(i, at_ps=at_ps) for i in self.standing}
+        self._seen = old | {
+            r.index: Seen(r.index, r.num_inflight, r.num_waiting, r.kv_used(at_ps), at_ps)
+            for r in replicas
+            if r.index not in self.standing
         }
 
     def loads(self, replicas: Sequence[Load]) -> list[Load]:

@@ -43,7 +43,7 @@ class Life:
         arrival, ttft, total = request.arrival_ps, request.ttft_timeout_ps, request.total_timeout_ps
         self.ttft_deadline_ps = None if ttft is None else arrival + ttft
         self.deadline_ps = None if total is None else arrival + total
-        self.is_impatient = ttft is not None or total is not None
+        self.is_impatient = ttft is not None or total is not None or request.may_leave
         """Whether its client may leave before the end."""
         self.cut: tuple[int, str, str] | None = None
         """When, with what outcome and why its connection broke."""

@@ -287,10 +287,13 @@ class Replica:
         for life in list(self._lives.values()):
             self._mind(life)
 
-    def disconnect(self, reason: str) -> None:
-        """The connections of all clients break now: they are aborted, which the engine notices as it does time-outs."""
+    def disconnect(self, reason: str, request: int | None = None) -> None:
+        """The connections of all clients, or of that of one request, break now.
+
+        They are aborted, which the engine notices as it does time-outs.
+        """
         now_ps = self._now_ps
-        for life in self._lives.values():
+        for life in self._lives.values() if request is None else [self._lives[request]]:
             life.cut, life.is_impatient = (now_ps, "aborted", reason), True
             heapq.heappush(self._leaving, (now_ps, life.request.index))
         if self._is_dead:

@@ -34,3 +34,5 @@ class Request:
     """The client leaves if it has no token this long after arrival; None = never."""
     total_timeout_ps: int | None = None
     """The client leaves if the reply is not complete this long after arrival; None = never."""
+    may_leave: bool = False
+    """The connection may break at any time, so that the engine must know what the request had of each step."""
