@@ -91,7 +91,8 @@ def predict(
     twin plays first. Raises InputError where a file is missing or does not fit.
     """
     measured, facts = read_measured(folder)
-    scenario = load_scenario(base if base is not None else source, overrides)
+    seed = facts.get("scenario", {}).get("run", {}).get("seed")
+    scenario = load_scenario(base if base is not None else source, overrides, seed)
     waits = any(_waits(stream) for stream in scenario.document["traffic"])
     if planned if planned is not None else waits:
         scenario = _slowed(scenario, frontend_s)

@@ -27,10 +27,11 @@ DECODES = 24
 """Steps of a batch before a prompt is added, and after each added one."""
 ADDED = 3
 """Prompts added to a batch, one after the other."""
-WINDOW = 8
-"""Steps without a prompt that are averaged into one."""
-PARTS = 3
-"""Into so many steps the windows of a trial are put together, from the shortest contexts to the longest."""
+FEWEST = 8
+"""Steps of a stretch without a prompt, whose mean is taken: where a client sees several tokens at once, only a stretch
+as a whole tells how long its steps were."""
+ODD = 2.0
+"""A stretch whose steps took so many times as long as those of the others of the batch, or as short, is left out."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ async def measure(
             steps += found
             noise += spread
             longest = max(longest, trial.context + DECODES * (ADDED + 2), *trial.chunks)
+    steps = plausible(steps)
     if len(steps) < 50:
         raise InputError(
             f"calibration: only {len(steps)} steps could be told apart in {seconds:g} s; give it more --minutes, or a "
@@ -167,7 +169,7 @@ def _checked(reply: Reply) -> Reply:
 def steps_seen(
     trial: Trial, replies: Sequence[Reply], added: Sequence[Reply]
 ) -> tuple[list[Timed], list[float]]:
-    """The steps in which the whole batch decoded, alone (WINDOW of them averaged) or with one added prompt.
+    """The steps in which the whole batch decoded, alone (the mean of a stretch of them) or with one added prompt.
 
     Also the relative differences of what single requests of the batch saw from the median of all. What lies before the
     last first token of the batch and after the first end of a request is left out.
@@ -180,31 +182,26 @@ def steps_seen(
     ]
     steps: list[Timed] = []
     spread: list[float] = []
-    windows: list[tuple[float, float]] = []  # (context, seconds of a step)
+    stretches: list[tuple[float, float]] = []  # (context, seconds of a step)
     for start_s, end_s in _free(first, last, [(a, b) for a, b, _ in taken]):
         seen = [_between(reply.token_s, start_s, end_s) for reply in replies]
-        whole = min(last_ - first_ for first_, last_ in seen)
-        for offset in range(0, whole - WINDOW + 1, WINDOW):
-            each = []
-            contexts = 0
-            for reply, (at, _) in zip(replies, seen, strict=True):
-                i = at + offset
-                each.append((reply.token_s[i + WINDOW] - reply.token_s[i]) / WINDOW)
-                contexts += trial.context + i + 1
-            # Half a window later the contexts are those of its mean step.
-            seconds = statistics.median(each)
-            windows.append((contexts + trial.batch * (WINDOW - 1) / 2, seconds))
-            spread += [abs(one / seconds - 1) for one in each if seconds > 0]
-    if not windows:
+        if min(b - a for a, b in seen) < FEWEST:
+            continue
+        each = [
+            (reply.token_s[b] - reply.token_s[a]) / (b - a)
+            for reply, (a, b) in zip(replies, seen, strict=True)
+        ]
+        middle = statistics.median(each)
+        context = sum(trial.context + (a + b + 1) / 2 for a, b in seen)
+        stretches.append((context, middle))
+        spread += [abs(one / middle - 1) for one in each if middle > 0]
+    if not stretches:
         return [], []
-    gap = statistics.median(seconds for _, seconds in windows)
-    # A client that stalls sees tokens bunched, and then a step of no length; the middle of several windows is none.
-    size = -(-len(windows) // PARTS)
-    for part in range(0, len(windows), size):
-        some = windows[part : part + size]
-        middle = statistics.median(seconds for _, seconds in some)
-        if gap / 2 < middle:
-            steps.append(_step(trial, statistics.fmean(context for context, _ in some), 0, middle))
+    gap = statistics.median(seconds for _, seconds in stretches)
+    for context, seconds in stretches:
+        # A client that stalls sees the tokens of a stretch bunched behind those of the one before.
+        if gap / ODD < seconds < gap * ODD:
+            steps.append(_step(trial, context, 0, seconds))
     for sent_s, token_s, chunk in taken:
         each, contexts = [], 0
         for reply in replies:
@@ -218,6 +215,15 @@ def steps_seen(
         if len(each) == len(replies) and (seconds := statistics.median(each)) > 0.8 * gap:
             steps.append(_step(trial, contexts, chunk, seconds))
     return steps, spread
+
+
+def plausible(steps: Sequence[Timed]) -> list[Timed]:
+    """Without steps so short that their tokens can only have been read together: a fifth of the median decode step."""
+    alone = [t.step.seconds for t in steps if t.step.kind == "decode"]
+    if not alone:
+        return list(steps)
+    least = statistics.median(alone) / 5
+    return [t for t in steps if t.step.seconds >= least]
 
 
 def _step(trial: Trial, context: float, chunk: int, seconds: float) -> Timed:
