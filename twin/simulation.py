@@ -96,6 +96,10 @@ class Result:
     """Metrics over time, if the run was observed."""
     log: tuple[Happening, ...]
     """What happened to single requests, if the run was observed and records are kept."""
+    ejections: tuple[tuple[int, int, int], ...] = ()
+    """(instant, replica, until) of each time that a router left out a replica that failed."""
+    sent_stale: int = 0
+    """Attempts that were sent on while the state of all replicas was stale."""
 
     @property
     def records(self) -> RecordTable:
@@ -483,6 +487,8 @@ class _Run:
                 *traffic_warnings(scenario, self._traffic.load),
                 *context_warnings(scenario, self._longest),
             ),
+            ejections=tuple(self._gateway.ejections),
+            sent_stale=self._gateway.sent_stale,
             simulated_ps=simulated_ps,
             inflight_request_ps=inflight_request_ps,
             events=self._events,

@@ -116,6 +116,8 @@ class Tally:
         self.refused: list[Refusal] = []
         """The first ones."""
         self.last_finish_ps = 0
+        self.ends: Counter[tuple[str, str]] = Counter()
+        """(outcome, reason) -> requests."""
 
     def _tier(self, name: str) -> TierTally:
         if name not in self.tiers:
@@ -133,6 +135,10 @@ class Tally:
         self.streams.update(_counted(block["stream"]))
         self.last_finish_ps = max(self.last_finish_ps, int(block["finish_ps"].max()))
         self._add_preempted(block)
+        pairs = block["outcome"] * len(block.reasons) + block["reason"]
+        for pair, number in _counted(pairs).items():
+            outcome, reason = divmod(pair, len(block.reasons))
+            self.ends[OUTCOMES[outcome], block.reasons[reason]] += number
         for row in np.flatnonzero(block["outcome"] == OUTCOMES.index("refused")).tolist():
             self.refused.append(
                 Refusal(

@@ -13,6 +13,7 @@ from twin.metrics.engine_time import LIMITS, USES
 from twin.metrics.records import LATENCIES, OUTCOMES
 from twin.report import charts
 from twin.report.scaling import fleet_section, replicas_figure, serving_at
+from twin.report.stress import forecast_figure, gateway_section
 from twin.report.tables import LATENCY_NAMES
 from twin.report.texts import count, duration, limit, notes, plural, share
 from twin.simulation import Result
@@ -56,6 +57,8 @@ def render_html(result: Result, summary: Mapping[str, Any]) -> str:
         del lines["preempted"]
     if result.fleet is not None:
         lines = {"replicas": replicas_figure(result.fleet, result.simulated_ps)} | lines
+        if summary["fleet"]["forecast"]:
+            lines = {"forecast": forecast_figure(summary["fleet"]["forecast"])} | lines
     scaling = fleet_section(summary)
     parts = [
         _head(summary),
@@ -70,6 +73,9 @@ def render_html(result: Result, summary: Mapping[str, Any]) -> str:
     if scaling:
         title = "Cost" if result.fleet is None else "Replicas and cost"
         parts.append(section(title, scaling))
+    stress = gateway_section(summary)
+    if stress:
+        parts.append(section("Refusals, attempts and faults", stress))
     if histogram:
         figures["histogram"] = charts.preemption_histogram(histogram)
         drawn = chart("histogram", figures["histogram"])

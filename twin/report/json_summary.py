@@ -20,6 +20,7 @@ from twin.metrics.records import LATENCIES
 from twin.metrics.summary import TierSummary, summarize_tally, total_counts
 from twin.metrics.tally import Refusal, Tally
 from twin.report.scaling import cost_of, fleet_of, goals_out_of_reach
+from twin.report.stress import gateway_of
 from twin.report.traffic import timeout_warning, traffic
 from twin.report.verdict import verdict
 from twin.simulation import Result
@@ -92,6 +93,7 @@ def summarize(result: Result) -> dict[str, Any]:
             for name, tier in tiers.items()
             if tier.objectives
         },
+        "gateway": gateway_of(result, tally),
         "fleet": fleet_of(result),
         "cost": _cost(result, tally, tiers.values()),
         "throughput": _throughput(tally, span_ps),

@@ -18,7 +18,9 @@ from twin.cluster.cold_start import PHASES, mean_s
 from twin.cluster.cost import GpuTime, cost
 from twin.cluster.fleet_log import KINDS, Counts, FleetHistory
 from twin.cluster.objects import write_behavior
+from twin.cluster.prediction import PredictionSpec
 from twin.cluster.scalers import Look
+from twin.report.stress import forecast_of, forecast_text, warm_pool_of, warm_pool_text
 from twin.report.texts import count, duration, share
 from twin.simulation import Result
 
@@ -86,6 +88,8 @@ def fleet_of(result: Result) -> dict[str, Any] | None:
         "obstacle": _obstacle(result),
         "pending": _pending(fleet, end_ps),
         "killed": next((_why_killed(e.text) for e in log.events if e.kind == "killed"), None),
+        "warm_pool": warm_pool_of(fleet),
+        "forecast": forecast_of(fleet, _prediction(result)),
         "decisions": [_decision(look) for look in changes[:DECISIONS_KEPT]],
         "decisions_left_out": max(0, len(changes) - DECISIONS_KEPT),
         "steps": [
@@ -94,6 +98,11 @@ def fleet_of(result: Result) -> dict[str, Any] | None:
             for s in steps
         ],
     }  # fmt: skip
+
+
+def _prediction(result: Result) -> PredictionSpec | None:
+    spec = result.scenario.cluster.fleet
+    return None if spec is None else spec.scaler.prediction
 
 
 def _obstacle(result: Result) -> str | None:
@@ -272,6 +281,10 @@ def _troubles(fleet: Mapping[str, Any]) -> Iterator[str]:
         pods, never = pending["pods"], pending["never_placed"]
         how = "never placed" if never == pods else f"{count(never)} of them never placed"
         yield f"{count(pods)} pods Pending: {pending['why']}; {how}"
+    if fleet["warm_pool"]:
+        yield warm_pool_text(fleet["warm_pool"])
+    if fleet["forecast"]:
+        yield forecast_text(fleet["forecast"])
     if fleet["restarts"]:
         yield f"{count(fleet['restarts'])} containers were killed: {fleet['killed']}"
     if fleet["looks_with_an_error"]:

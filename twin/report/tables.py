@@ -17,6 +17,7 @@ from rich.text import Text
 
 from twin.metrics.records import OUTCOMES
 from twin.report.scaling import fleet_lines
+from twin.report.stress import gateway_lines
 from twin.report.texts import LISTED, count, duration, limit, notes, plural, share
 
 WIDTH = 80
@@ -42,6 +43,7 @@ def render(summary: Mapping[str, Any], color: bool = False) -> str:
         [_objectives(summary)],
         _policy(summary),
         list(fleet_lines(summary)),
+        list(gateway_lines(summary)),
         _refused(summary),
         _warnings(summary),
         _engine(summary),

@@ -1,0 +1,247 @@
+"""What happened under stress, told: refusals and aborts by reason, further attempts, faults, the warm pool, forecasts.
+
+Each part is there only where it was used.
+"""
+
+from collections.abc import Iterator, Mapping
+from html import escape
+from typing import Any
+
+from rich.table import Table
+
+from twin.clock import to_seconds
+from twin.cluster.fleet_log import FleetHistory
+from twin.cluster.prediction import PredictionSpec, realised
+from twin.cluster.reserves import WarmHistory
+from twin.metrics.tally import Tally
+from twin.report.texts import count, duration, plural, share
+from twin.simulation import Result
+
+POINTS_KEPT = 2000
+"""Forecasts in the summary at most, the first ones; `points_left_out` counts the rest."""
+
+EJECTIONS_KEPT = 200
+"""Ejections in the summary at most; `ejections_left_out` counts the rest."""
+
+MEANINGS = {
+    "rate_limit": "beyond the rate of a token bucket",
+    "queue_full": "the queue at the gateway was full",
+    "shed": "pushed out of that queue by a tier before it",
+    "queue_timeout": "waited too long at the gateway",
+    "no_ready_pod": "no pod was Ready",
+    "connection_refused": "sent to a pod that does not answer",
+    "stale_metrics": "the state of all replicas was stale",
+    "too_long": "the prompt does not fit",
+    "client_disconnect": "the client left by itself",
+    "pod_crash": "its pod crashed",
+    "gpu_lost": "its pod's GPU was lost",
+    "partition": "the connection to its pod broke",
+    "pod_deleted": "its pod was deleted",
+    "spot_reclaim": "its machine was taken back",
+    "node_drain": "its node was drained",
+}
+"""Reason of a record -> what people call it."""
+
+
+# --- as data ------------------------------------------------------------------------------
+
+
+def gateway_of(result: Result, tally: Tally) -> dict[str, Any] | None:
+    """Refusals and aborts by reason, attempts, faults and ejections; None where nothing of the kind was."""
+    ended = {
+        outcome: {
+            reason: number for (o, reason), number in sorted(tally.ends.items()) if o == outcome
+        }
+        for outcome in ("refused", "aborted")
+    }
+    attempts = sum(tier.attempts for tier in tally.tiers.values())
+    fleet = result.scenario.cluster.fleet
+    faults = () if fleet is None else fleet.faults
+    further = attempts - tally.requests
+    if not (any(ended.values()) or further or faults or result.ejections or result.sent_stale):
+        return None
+    return {
+        **ended,
+        "further_attempts": further,
+        "attempts_each": attempts / tally.requests if tally.requests else None,
+        "faults": [
+            {
+                "kind": fault.kind,
+                "at_s": to_seconds(fault.at_ps),
+                "until_s": None if fault.until_ps is None else to_seconds(fault.until_ps),
+                "pods": list(fault.pods),
+            }
+            for fault in faults
+        ],
+        "ejections": [
+            {"at_s": to_seconds(at), "replica": replica, "until_s": to_seconds(until)}
+            for at, replica, until in result.ejections[:EJECTIONS_KEPT]
+        ],
+        "ejections_left_out": max(0, len(result.ejections) - EJECTIONS_KEPT),
+        "sent_stale": result.sent_stale,
+    }
+
+
+def warm_pool_of(fleet: FleetHistory) -> dict[str, Any] | None:
+    """What the warm pool did, and starts by class; None where nothing was kept ready."""
+    warm = fleet.warm_pool
+    if warm is None:
+        return None
+    starts: dict[str, list[int]] = {"cold": [], "woken": []}
+    for pod in fleet.pods:
+        if pod.ready_ps is not None and pod.created_ps:
+            starts["woken" if pod.is_woken else "cold"].append(pod.ready_ps - pod.created_ps)
+    hour_ps = to_seconds(1) / 3600 * fleet.gpus_per_replica
+    return {
+        "claims": warm.claims,
+        "woken": warm.woken,
+        "found_none": warm.found_none,
+        "unlucky": warm.unlucky,
+        "returned": warm.returned,
+        "gave_way": warm.gave_way,
+        "start_s": {name: _spread(taken) for name, taken in starts.items()},
+        "refill_s": _spread(warm.refills_ps),
+        "standby_gpu_hours": warm.standby_ps * hour_ps,
+        "placeholder_gpu_hours": warm.placeholder_ps * hour_ps,
+    }
+
+
+def _spread(taken_ps: Any) -> dict[str, Any]:
+    found = [to_seconds(ps) for ps in taken_ps]
+    mean = sum(found) / len(found) if found else None
+    return {"count": len(found), "mean": mean, "max": max(found, default=None)}
+
+
+def forecast_of(fleet: FleetHistory, spec: PredictionSpec | None) -> dict[str, Any] | None:
+    """Forecasts beside what came; None where there were none."""
+    log = fleet.forecasts
+    if spec is None or not log:
+        return None
+    errors = [f.rate - came for f, came in realised(log, spec.steps) if f.rate is not None]
+    failed = [f.error for f in log if f.error is not None]
+    number = len(errors)
+    return {
+        "forecaster": spec.forecaster,
+        "horizon_s": to_seconds(spec.steps * spec.interval_ps),
+        "forecasts": len(log),
+        "unknown": sum(f.rate is None and f.error is None for f in log),
+        "failed": len(failed),
+        "error": failed[0] if failed else None,
+        "compared": number,
+        "mean_error": sum(map(abs, errors)) / number if number else None,
+        "bias": sum(errors) / number if number else None,
+        "too_low": sum(error < 0 for error in errors) / number if number else None,
+        "points": [
+            {"at_s": to_seconds(f.at_ps), "observed": f.observed, "expected": f.rate,
+             "replicas": f.replicas}
+            for f in log[:POINTS_KEPT]
+        ],
+        "points_left_out": max(0, len(log) - POINTS_KEPT),
+    }  # fmt: skip
+
+
+# --- as text ------------------------------------------------------------------------------
+
+
+def warm_pool_text(warm: Mapping[str, Any]) -> str:
+    """The warm pool in one sentence."""
+    start = warm["start_s"]
+    parts = [f"{count(warm['woken'])} of {plural(warm['claims'], 'new replica')} woken"]
+    if start["woken"]["mean"] is not None:
+        parts[0] += f" (Ready in {duration(start['woken']['mean'])}"
+        cold = start["cold"]["mean"]
+        parts[0] += ")" if cold is None else f", the others in {duration(cold)})"
+    if warm["found_none"]:
+        parts.append(f"{count(warm['found_none'])} found none asleep")
+    if warm["unlucky"]:
+        parts.append(f"{count(warm['unlucky'])} could not claim theirs")
+    if warm["returned"]:
+        parts.append(f"{count(warm['returned'])} went back to sleep")
+    if warm["gave_way"]:
+        parts.append(f"{plural(warm['gave_way'], 'placeholder')} gave way")
+    hours = warm["standby_gpu_hours"] + warm["placeholder_gpu_hours"]
+    return f"warm pool: {', '.join(parts)}; {hours:,.3g} GPU-hours held"
+
+
+def forecast_text(found: Mapping[str, Any]) -> str:
+    """The forecasts in one sentence."""
+    text = f"forecasts by {found['forecaster']}, {duration(found['horizon_s'])} ahead: "
+    if found["failed"]:
+        return f"{text}{count(found['failed'])} of {count(found['forecasts'])} failed: {found['error']}"
+    if not found["compared"]:
+        return f"{text}none could be compared with what came"
+    return (
+        f"{text}off by {found['mean_error']:.3g}/s on average (bias {found['bias']:+.3g}/s), too low "
+        f"{share(found['too_low'])} of the time; {count(found['unknown'])} could not tell"
+    )
+
+
+def gateway_lines(summary: Mapping[str, Any]) -> Iterator[Any]:
+    """Ends by reason, attempts, faults and ejections for a terminal."""
+    found = summary["gateway"]
+    if found is None or not any(_rows(found)):
+        return
+    rows = Table(box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False)
+    rows.add_column(justify="right", no_wrap=True)
+    rows.add_column(no_wrap=True)
+    rows.add_column(overflow="fold")
+    for row in _rows(found):
+        rows.add_row(*row)
+    yield rows
+
+
+def _rows(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """(number, what, why)"""
+    for outcome in ("refused", "aborted"):
+        for reason, number in found[outcome].items():
+            yield count(number), outcome, f"{reason}: {MEANINGS.get(reason, reason)}"
+    if found["further_attempts"]:
+        each = found["attempts_each"]
+        yield count(found["further_attempts"]), "further attempts", f"{each:.3g} attempts a request"
+    for fault in found["faults"]:
+        until = "" if fault["until_s"] is None else f" until {duration(fault['until_s'])}"
+        pods = f", pods {', '.join(map(str, fault['pods']))}" if fault["pods"] else ""
+        yield duration(fault["at_s"]), "fault", f"{fault['kind']}{until}{pods}"
+    ejections = len(found["ejections"]) + found["ejections_left_out"]
+    if ejections:
+        replicas = sorted({row["replica"] for row in found["ejections"]})
+        yield count(ejections), "ejections", f"replicas {', '.join(map(str, replicas))}"
+    if found["sent_stale"]:
+        yield count(found["sent_stale"]), "sent on", "while the state of all replicas was stale"
+
+
+def gateway_section(summary: Mapping[str, Any]) -> str:
+    """The same for the report; empty where nothing of the kind was."""
+    found = summary["gateway"]
+    if found is None:
+        return ""
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
+        for row in _rows(found)
+    )
+    return f'<div style="overflow-x: auto"><table>{rows}</table></div>' if rows else ""
+
+
+def forecast_figure(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What was expected and what came, over time; each forecast stands at the instant it was made."""
+    points = found["points"]
+    traces = []
+    for key, title, color, dash in (
+        ("observed", "came", "--kv", "solid"),
+        ("expected", "expected within the horizon", "--limit", "dot"),
+    ):
+        line = {"color": f"var({color})", "width": 2, "dash": dash, "shape": "hv"}
+        traces.append(
+            {"type": "scatter", "mode": "lines", "name": title, "line": line,
+             "x": [p["at_s"] for p in points], "y": [p[key] for p in points]}
+        )  # fmt: skip
+    return {
+        "title": "Forecast",
+        "data": traces,
+        "layout": {
+            "xaxis": {"title": {"text": "simulated seconds"}},
+            "yaxis": {"title": {"text": "requests/s"}, "rangemode": "tozero"},
+            "showlegend": True,
+            "hovermode": "x unified",
+        },
+    }
