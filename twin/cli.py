@@ -16,6 +16,7 @@ from twin.cli_compare import compare
 from twin.cli_forecast import forecast
 from twin.cli_import import import_
 from twin.cli_optimize import fewest_gpus, headroom, optimize
+from twin.cli_profile import app as profile_app
 from twin.cli_prometheus import from_prometheus
 from twin.cli_run import run
 from twin.cli_show import explain, schema
@@ -40,6 +41,7 @@ app.command()(validate)
 app.command("import")(import_)
 trace_app.command("from-prometheus")(from_prometheus)
 app.add_typer(trace_app)
+app.add_typer(profile_app)
 
 
 def _print_version(wanted: bool) -> None:

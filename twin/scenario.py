@@ -44,6 +44,7 @@ from twin.step_time.roofline import roofline
 from twin.step_time.shipped import Subject, stored_dtype, stored_kv_dtype
 from twin.step_time.shipped import find as find_profile
 from twin.step_time.shipped import missing as missing_profile
+from twin.step_time.trust import Regime, parse_regimes
 from twin.workload.presets import Preset, parse_preset
 from twin.workload.streams import Stream
 from twin.workload.synthetic import SyntheticStream
@@ -62,6 +63,8 @@ class Hardware:
     """How a GPU's memory is shared out; engine.num_gpu_blocks is its estimate unless the scenario overrides it."""
     profile: Profile
     """The step times and where they come from."""
+    validated: tuple[Regime, ...] = field(compare=False, repr=False)
+    """Set-ups that were measured, with the twin's errors on them."""
 
 
 @dataclass(frozen=True)
@@ -292,7 +295,12 @@ def _build(document: schema.Document, origin: Origin) -> Scenario:
         name=document.name or Path(origin.name).stem,
         model=model,
         hardware=Hardware(
-            gpu, document.hardware.tensor_parallel_size, document.hardware.dtype, memory, profile
+            gpu,
+            document.hardware.tensor_parallel_size,
+            document.hardware.dtype,
+            memory,
+            profile,
+            validated_regimes(),
         ),
         engine=engine,
         step_time=step_time,
@@ -382,6 +390,11 @@ def _model(name: str, origin: Origin) -> ModelSpec:
         return parse_model(config, str(folder))
 
 
+def read_model(name: str) -> ModelSpec:
+    """The catalogue's model of that name, or that of a folder with a config.json. Raises InputError for neither."""
+    return _model(name, Origin("model", Path(), {}, {}))
+
+
 def _gpu(hardware: schema.Hardware, origin: Origin) -> GpuSpec:
     if isinstance(hardware.gpu, schema.Gpu):
         return GpuSpec(**hardware.gpu.model_dump())
@@ -429,6 +442,12 @@ def shipped_profiles(*gpus: str) -> Iterator[Mapping[str, Any]]:
         file = resources.files("twin.step_time") / "data" / f"{gpu}.json"
         if file.is_file():
             yield json.loads(file.read_text(encoding="utf-8"))
+
+
+def validated_regimes() -> tuple[Regime, ...]:
+    """The set-ups that `twin validate` held the twin against, as they come with it."""
+    file = resources.files("twin.step_time") / "data" / "fidelity.json"
+    return parse_regimes(json.loads(file.read_text(encoding="utf-8")), file.name)
 
 
 def traffic_presets() -> dict[str, Preset]:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from twin.metrics.columns import Columns
 from twin.metrics.events import Event as Happening
 from twin.metrics.events import Listener, in_order
 from twin.metrics.gauges import NOT_YET, Gauges
+from twin.metrics.percentiles import Stats
 from twin.metrics.record_table import RecordTable
 from twin.metrics.records import RequestRecord
 from twin.metrics.summary import tally_of
@@ -34,6 +35,7 @@ from twin.scenario import Scenario, load_scenario
 from twin.scenario_build import PRIORITY_TIERS
 from twin.scheduling.decisions import Decision
 from twin.scheduling.orders import OrderError
+from twin.step_time.trust import Subject, Trust, load_of, nearest, origin_of
 from twin.workload.request import Request
 from twin.workload.source import Arrival
 from twin.workload.streams import Traffic, open_streams
@@ -108,12 +110,36 @@ class Result:
             raise InputError("run.records is false: there is no record of single requests")
         return self.kept
 
+    def trust(self) -> Trust:
+        """How wrong the latencies may be: the errors of the nearest set-up that was measured, and its distance."""
+        scenario = self.scenario
+        tiers = self.tally().tiers.values()
+        waited, whole = (
+            _sum_s(tier.latency[name].stats() for tier in tiers) for name in ("queue", "e2e")
+        )
+        origin = scenario.hardware.profile.provenance
+        subject = Subject(
+            model=origin.model,
+            params=scenario.model.params,
+            gpu=scenario.hardware.gpu.name,
+            tensor_parallel_size=scenario.hardware.tensor_parallel_size,
+            dtype=scenario.hardware.dtype,
+            origin=origin_of(origin.source),
+            load=load_of(waited, whole),
+        )
+        return nearest(subject, scenario.hardware.validated)
+
     def tally(self) -> Tally:
         """What is counted of the requests."""
         if self.counted is not None:
             return self.counted
         scenario = self.scenario
         return tally_of(self.records, scenario.objectives, scenario.run.warmup_ps)
+
+
+def _sum_s(stats: Iterable[Stats]) -> float:
+    """Seconds of all samples together."""
+    return sum(one.mean * one.count for one in stats if one.mean is not None)
 
 
 def simulate(

@@ -266,8 +266,8 @@ def page(found: Mapping[str, Any]) -> str:
         "# How far to trust it",
         "",
         "Written by `twin validate --data DIR --report docs/fidelity.md`: each measured run is replayed through the "
-        "twin with that run's configuration. Error is predicted / measured - 1. No number of the twin was set by a run that "
-        "is tested here; `twin validate --split` lists what each was set by.",
+        "twin with that run's configuration. Error is predicted / measured - 1. No number of the twin was set by a run "
+        "that is tested here; `twin validate --split` lists what each was set by.",
         "",
         "## What was aimed at",
         "",

@@ -15,7 +15,7 @@ from twin.report import charts
 from twin.report.scaling import fleet_section, replicas_figure, serving_at
 from twin.report.stress import forecast_figure, gateway_section
 from twin.report.tables import LATENCY_NAMES
-from twin.report.texts import count, duration, limit, notes, plural, share
+from twin.report.texts import count, duration, limit, notes, plural, share, trust
 from twin.simulation import Result
 
 EVENTS_LISTED = 50
@@ -132,7 +132,8 @@ def _head(summary: Mapping[str, Any]) -> str:
     warnings = "".join(f'<p class="warning">{escape(text)}</p>' for text in summary["warnings"])
     return (
         f'<header><h1>{escape(summary["scenario"])}</h1><p class="facts">{escape(facts)}</p>'
-        f'{cut}<p class="verdict" id="verdict">{escape(summary["verdict"])}</p>{warnings}</header>'
+        f'{cut}<p class="verdict" id="verdict">{escape(summary["verdict"])}</p>'
+        f'<p class="facts" id="trust">Trust: {escape(trust(summary))}.</p>{warnings}</header>'
     )
 
 

@@ -107,6 +107,7 @@ def summarize(result: Result) -> dict[str, Any]:
         "kv_by_length": None if result.series is None else result.series.kv_by_length(),
         "policy_stats": merge_policy_stats(result.policies),
         "step_time": _step_time(result),
+        "trust": result.trust().to_dict(),
         "warnings": list(dict.fromkeys(filter(None, warnings))),
         "in_system_mean": _in_system_mean(result),
         "events": result.events,

@@ -18,7 +18,7 @@ from rich.text import Text
 from twin.metrics.records import OUTCOMES
 from twin.report.scaling import fleet_lines
 from twin.report.stress import gateway_lines
-from twin.report.texts import LISTED, count, duration, limit, notes, plural, share
+from twin.report.texts import LISTED, count, duration, limit, notes, plural, share, trust
 
 WIDTH = 80
 LATENCY_NAMES = {
@@ -234,6 +234,7 @@ def _engine(summary: Mapping[str, Any]) -> list[RenderableType]:
         ("Preempted", _preempted(summary)),
         ("Waits", _estimated(summary)),
         ("Step times", f"{origin['engine']}, {origin['source']}, {origin['date']}"),
+        ("Trust", trust(summary)),
         ("Took", _speed(summary["wall_s"], summary["requests_per_wall_s"])),
     ):
         made.add_row(name, _glue(value))

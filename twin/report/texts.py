@@ -97,3 +97,29 @@ def _timeouts(timeouts: Mapping[str, Any]) -> str:
     if timeouts["total_s"] is not None:
         told.append(f"{limit(timeouts['total_s'])} for the whole reply")
     return f"Clients of stream {timeouts['stream']} wait {' and '.join(told)}, then leave."
+
+
+def trust(summary: Mapping[str, Any]) -> str:
+    """How far similar runs were off, in a sentence; TTFT p99 is that of the first tier that has one."""
+    found = summary["trust"]
+    if not found["validated"]:
+        near = found["nearest"]
+        if near is None:
+            return (
+                "not validated: nothing measured was ever compared with step times of this origin"
+            )
+        return f"not validated: the nearest measured set-up, {near}, is {found['distance']:g} away"
+    largest: dict[str, float] = {}
+    for metric, error in found["errors"].items():
+        name = metric.split("_")[0]
+        largest[name] = max(error, largest.get(name, 0.0))
+    said = ", ".join(f"{name.upper()} {share(error)}" for name, error in sorted(largest.items()))
+    p99 = next(
+        (tier["ttft_s"]["p99"] for tier in summary["tiers"].values() if tier["ttft_s"]["p99"]), None
+    )
+    head = (
+        ""
+        if p99 is None or "ttft" not in largest
+        else (f"TTFT p99 {duration(p99)}; similar runs were within {share(largest['ttft'])}. ")
+    )
+    return f"{head}Median errors of {found['nearest']} (distance {found['distance']:g}): {said}"

@@ -123,7 +123,7 @@ class Profile:
         `eager` means that no CUDA graph is captured, so nothing is padded. Raises InputError where a limit exceeds the
         measured range, and where rounding changes the time per context token by more than 0.1 %.
         """
-        where = self._name()
+        where = self.subject()
         self._check_range("max_num_batched_tokens", max_num_batched_tokens, self.max_tokens)
         self._check_range("max_num_seqs", max_num_seqs, self.max_num_seqs)
         sizes = (
@@ -160,14 +160,15 @@ class Profile:
             else (),
         )
 
-    def _name(self) -> str:
+    def subject(self) -> str:
+        """What the profile is of, in words."""
         p = self.provenance
         return describe(p.model, p.gpu, p.tensor_parallel_size, p.dtype)
 
     def _check_range(self, field: str, value: int, bound: int) -> None:
         if not 1 <= value <= bound:
             raise InputError(
-                f"engine.{field}: {value} is outside the step-time profile of {self._name()}, which covers 1 to "
+                f"engine.{field}: {value} is outside the step-time profile of {self.subject()}, which covers 1 to "
                 f"{bound}. Choose {field} in that range, or give hardware.step_time a profile that reaches further."
             )
 
