@@ -55,6 +55,14 @@ def most_tokens(model: ModelSpec, gpu: str, tp: int, dtype: str, kv_dtype: str) 
     return tokens if tokens >= 2048 else None
 
 
+def text_of(found: list[Profile]) -> str:
+    """The file of a GPU: a line for each innermost list of numbers, and for each list of pairs."""
+    text = json.dumps(pack(found), indent=1)
+    text = re.sub(r"\[\s+([\d.]+),\s+([\d.]+)\s+\]", r"[\1, \2]", text)
+    text = re.sub(r"\],\s+\[", "], [", text)
+    return re.sub(r"(\d),\s+(?=\d)", r"\1, ", text) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -67,13 +75,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for gpu in args.gpu:
             found = list(profiles(gpu, args.model, args.date, Path(folder)))
-            # One line for each innermost list of numbers, and for each pair of a list of pairs.
-            text = json.dumps(pack(found), indent=1)
-            text = re.sub(r"\[\s+([\d.]+),\s+([\d.]+)\s+\]", r"[\1, \2]", text)
-            text = re.sub(r"\],\s+\[", "], [", text)
-            text = re.sub(r"(\d),\s+(?=\d)", r"\1, ", text)
+            text = text_of(found)
             path = args.output / f"{gpu}.json"
-            path.write_text(text + "\n")
+            path.write_text(text)
             print(f"{path}: {len(found)} profiles, {len(text):,} bytes", flush=True)
 
 

@@ -20,6 +20,7 @@ TRAINED = (
     ("step times: layer tables", "LLMServingSim profiler tables of the same GPU; no measured run of a server"),
     ("step times: fit of Qwen3-32B", "fpm_qwen3_32b, every third run of 15 consecutive steps (twin validate --split)"),
     ("host: 8 us a request, 1 ms a step", "vLLM's scheduler on a CPU core, and H100 with vLLM 0.23; no run below"),
+    ("host: 8 or 16 us a request that async cannot hide", "TPOT of 59 rows, Llama-3.1-70B FP8 on B200; none is tested"),
     ("memory: runtime and CUDA graphs", "vLLM's block counts for Llama-3.1-70B on 4 H100 and Llama-3.1-8B on RTX 4090"),
     ("roofline: efficiency factors", "the shipped op-table profiles, bfloat16, dense models"),
 )  # fmt: skip

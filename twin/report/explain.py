@@ -170,7 +170,7 @@ def _parts(
         * context,
         "sample_s": times.sample_ps[requests],
         "host_s": times.host_ps[requests],
-        "gap_s": times.gap_ps,
+        "gap_s": times.gap_ps + times.gap_seq_ps * requests,
     }
     whole = times.step_ps(tokens, requests, requests, pairs, decodes, decodes * context)
     return {

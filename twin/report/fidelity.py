@@ -32,6 +32,8 @@ NOT_MODELLED = (
     "Contexts of decodes are summed: a step whose decodes differ much in length takes longer than its sum says.",
     "The op tables measure prompts and decodes apart. Where one kernel computes both, decodes beside a prompt take "
     "longer (30 to 90 % of decode attention on an RTX PRO 6000); only layer tables hold that.",
+    "What a request costs the host on several GPUs (16 us a step) was found on B200 and is applied everywhere; that "
+    "there is such a term was noticed because errors grew with concurrency on the H100 rows above as well.",
     "HTTP, tokenizer and detokenizer of the server: a few milliseconds of TTFT that a client sees and an engine does "
     "not.",
     "All-reduce over PCIe beyond what the tables measured; other jobs on the GPUs; power and thermal limits.",

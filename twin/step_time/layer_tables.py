@@ -12,7 +12,7 @@ import numpy as np
 from twin.errors import InputError
 from twin.step_time.catalogue import ModelSpec
 from twin.step_time.memory import CAPTURE_SIZES
-from twin.step_time.op_tables import HOST_PER_SEQ_PS, STEP_OVERHEAD_PS
+from twin.step_time.op_tables import GAP_PER_SEQ_PS, HOST_PER_SEQ_PS, STEP_OVERHEAD_PS
 from twin.step_time.profiles import Profile, Provenance
 
 US = 10**6
@@ -149,7 +149,7 @@ def layer_profile(
             notes=(
                 "Decodes of uneven context: the tables' correction (alpha, steps without a prompt) for the spread of "
                 "the traffic's contexts.",
-                "1 ms a step of host work that nothing hides, as in the shipped profiles.",
+                "Host work that nothing hides, 1 ms a step and 8 us a request, as in the shipped profiles.",
             ),
         ),
         max_context=16384,
@@ -165,6 +165,7 @@ def layer_profile(
         gap_ps=STEP_OVERHEAD_PS,
         prefill_base_ps=round(max(launch, 0.0) * model.layers * US),
         mixed_context_ps=ps(mixed, model.layers),
+        gap_seq_ps=GAP_PER_SEQ_PS[1],
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
     gpu  = dense(pad(num_tokens)) + comm(pad(num_tokens)) + sample(num_sampled)
          + prefill attention(pairs) + decode attention(num_decodes, sum_context, any pairs)
     step = host(num_seqs) + gpu                (sync)
-         | max(host(num_seqs), gpu) + gap      (async)
+         | max(host(num_seqs), gpu) + gap(num_seqs)      (async)
 
 Everything is a Python int, so sums do not depend on their order: k equal decode steps are an exact arithmetic series.
 """
@@ -44,6 +44,8 @@ class StepTime:
     mixed_context_ps: Sequence[int] = ()
     """What decode attention takes more per token of context in a step that has pairs, by decodes; () = nothing.
     [max_num_seqs + 1]"""
+    gap_seq_ps: int = 0
+    """What async scheduling cannot hide of each scheduled request's work; 0 in sync mode."""
 
     def step_ps(
         self,
@@ -76,7 +78,7 @@ class StepTime:
                 gpu += self.mixed_context_ps[num_decodes] * sum_context
         host = self.host_ps[num_seqs]
         if self.async_scheduling:
-            return (gpu if gpu > host else host) + self.gap_ps
+            return (gpu if gpu > host else host) + self.gap_ps + self.gap_seq_ps * num_seqs
         return host + gpu
 
     def slowed(self, factor: float) -> "StepTime":
@@ -98,6 +100,7 @@ class StepTime:
             gap_ps=round(self.gap_ps * factor),
             prefill_base_ps=round(self.prefill_base_ps * factor),
             mixed_context_ps=table(self.mixed_context_ps),
+            gap_seq_ps=round(self.gap_seq_ps * factor),
         )
 
     def padded_tokens(self, num_tokens: int) -> int:
@@ -136,10 +139,8 @@ class StepTime:
             bound = min(steps, (host - gpu) // growth + 1)
         else:
             bound = steps
-        runs = [
-            (bound, host + self.gap_ps, 0),
-            (steps - bound, gpu + bound * growth + self.gap_ps, growth),
-        ]
+        gap = self.gap_ps + self.gap_seq_ps * num_seqs
+        runs = [(bound, host + gap, 0), (steps - bound, gpu + bound * growth + gap, growth)]
         return [run for run in runs if run[0] > 0]
 
     def decode_series(

@@ -84,6 +84,11 @@ HOST_PER_SEQ_PS = 8_000_000
 STEP_OVERHEAD_PS = 10**9
 """1 ms a step on H100 with vLLM 0.23 beyond the kernels: input preparation, launches, copying the sampled tokens."""
 
+GAP_PER_SEQ_PS = {1: 8_000_000, 2: 16_000_000}
+"""GPUs of a replica (2 = several) -> what async scheduling cannot hide of each scheduled request: 8 us on one GPU, 16
+us where a process each drives several. Fitted to the growth of TPOT with concurrency in published closed loops of
+Llama-3.1-70B FP8 on B200 (60 rows of aiconfigurator's silicon sample, twin validate scores none of them)."""
+
 NOTES = (
     "dense and sample never fall with tokens. 16-bit tables are noisy, so neighbours that fall are averaged (pool "
     "adjacent violators). FP8 tables interpolate utilisation between measured shapes, which makes products look slower "
@@ -96,8 +101,9 @@ NOTES = (
     "included.",
     "sample: the output layer alone; sampling kernels are not included.",
     "host: 8 us per request and step (vLLM's scheduler and update on one core). Sync adds it and 1 ms a step to the "
-    "kernels; async hides it behind them and keeps the 1 ms as gap (seen on H100 with vLLM 0.23).",
-    "No factor is fitted to whole steps or to measured runs: each is the sum of these terms.",
+    "kernels; async hides it behind them and keeps the 1 ms as gap (seen on H100 with vLLM 0.23), and 8 us a request "
+    "(16 on several GPUs; fitted to the growth of TPOT with concurrency on B200).",
+    "No other number is fitted to whole steps or to measured runs: each is the sum of these terms.",
 )
 
 Floats = npt.NDArray[np.float64]
@@ -327,6 +333,7 @@ def build(
         host_async_ps=((0, 0), (MAX_NUM_SEQS, MAX_NUM_SEQS * HOST_PER_SEQ_PS)),
         gap_ps=STEP_OVERHEAD_PS,
         prefill_base_ps=_ps(launch),
+        gap_seq_ps=GAP_PER_SEQ_PS[min(2, tensor_parallel_size)],
     )
 
 

@@ -86,6 +86,8 @@ class Profile:
     mixed_context_ps: Points = ()
     """What decodes take more per token of their summed context beside a prefill chunk, by decodes; empty = nothing.
     Kernels that compute both in one launch split long contexts less well."""
+    gap_seq_ps: Number = 0
+    """What async scheduling cannot hide of each scheduled request's work in a step."""
 
     @property
     def max_tokens(self) -> int:
@@ -158,6 +160,7 @@ class Profile:
             mixed_context_ps=[0, *_table(self.mixed_context_ps, max_num_seqs)[1:]]
             if self.mixed_context_ps
             else (),
+            gap_seq_ps=round(Fraction(str(self.gap_seq_ps))) if async_scheduling else 0,
         )
 
     def subject(self) -> str:
@@ -228,7 +231,7 @@ def describe(model: str, gpu: str, tensor_parallel_size: int, dtype: str) -> str
     return f"{model} on {gpu}, TP {tensor_parallel_size}, {dtype}"
 
 
-OPTIONAL = {"prefill_base_ps": 0, "mixed_context_ps": []}
+OPTIONAL = {"prefill_base_ps": 0, "mixed_context_ps": [], "gap_seq_ps": 0}
 """Parts that a file may leave out."""
 
 
@@ -282,6 +285,7 @@ def parse_profile(mapping: Any, source_name: str) -> Profile:
         gap_ps=_number(top["gap_ps"], f"{source_name}: gap_ps"),
         prefill_base_ps=_number(top["prefill_base_ps"], f"{source_name}: prefill_base_ps"),
         mixed_context_ps=() if top["mixed_context_ps"] == [] else points("mixed_context_ps"),
+        gap_seq_ps=_number(top["gap_seq_ps"], f"{source_name}: gap_seq_ps"),
     )
 
 

@@ -16,6 +16,7 @@ from twin.step_time.memory import (
     WEIGHT_ONLY,
     kv_bytes_per_token,
 )
+from twin.step_time.op_tables import GAP_PER_SEQ_PS, HOST_PER_SEQ_PS, STEP_OVERHEAD_PS
 from twin.step_time.profiles import Profile, Provenance
 
 PS = 10**12
@@ -49,10 +50,6 @@ MEASURED = Efficiency(0.81, 0.82, 0.71, 0.70, 0.37, 35e-6, 5.4e-6)
 
 LEFT_OUT_ERROR = {"dense": 0.15, "prefill": 0.10, "decode": 0.11}
 """Median relative error on the profiles of a GPU that was left out of the fit."""
-
-HOST_PER_SEQ_PS = 8_000_000
-STEP_OVERHEAD_PS = 10**9
-"""The host's part is that of the op-table profiles: see their notes."""
 
 TOKENS = (
     1,
@@ -144,6 +141,7 @@ def roofline(
         ),
         host_async_ps=((0, 0), (REQUESTS[-1], REQUESTS[-1] * HOST_PER_SEQ_PS)),
         gap_ps=STEP_OVERHEAD_PS,
+        gap_seq_ps=GAP_PER_SEQ_PS[min(2, tensor_parallel_size)],
     )
 
 
