@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -16,11 +17,20 @@ pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
 
 import psutil
 
+from real.calibrate import Calibration, profile
+from real.cli_serve import tiny_document
 from real.client import Call, play
 from real.demo import fetch_metrics, samples
+from real.prompts import Prompts
+from real.replay import Manner, replay
 from real.server import free_port
+from real.tiny import VOCABULARY, write_tiny_model
 from twin.report.metric_names import SERVER, TWIN, VLLM
 from twin.scenario import load_scenario
+from twin.simulation import simulate
+from twin.step_time.fit import StepFit
+from twin.step_time.profiles import Provenance
+from twin.workload.streams import Traffic, open_streams
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
 
@@ -317,6 +327,52 @@ def test_more_requests_than_the_queue_takes_are_turned_away(server):
     found = settle(server)
     name = "vllm:admission_rejections_total"
     assert value(found, name) - value(before, name) == statuses.count(503)
+
+
+# --- replay ---------------------------------------------------------------------------------------
+
+
+def test_a_trace_of_hashes_meets_the_prefix_cache_as_in_the_twin(server, tmp_path):
+    rng, rows = random.Random(3), []
+    for i in range(24):
+        group = rng.randrange(4)
+        rows.append(
+            {"timestamp": 300 * i, "input_length": 512 + rng.randint(1, 400), "output_length": 4,
+             "hash_ids": [group, 100 + i]}
+        )  # fmt: skip
+    trace = tmp_path / "mooncake.jsonl"
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_tiny_model(tmp_path)
+    line = StepFit(((1, 1e-3), (2048, 9e-3)), ((0, 0.0), (8, 1e-4)), 0.0, 1e-6, 1e-6, {}, 1.0, 1)
+    about = Provenance(
+        "tiny", "cpu", 1, "float32", "auto", "vLLM", "guess", "own", "2026-01-01", "x", {}, ()
+    )
+    fit = Calibration(line, (0.0, 0.0), 1, 0.0, {"all": 0.0}, 0.0, {})
+    steps = tmp_path / "steps.json"
+    steps.write_text(json.dumps(profile(fit, about, 2048, 8, 2048).to_dict()))
+    loaded = load_scenario(ROOT / SCENARIO, [f"traffic=[{{trace: {trace}}}]"])
+    twin = load_scenario(tiny_document(loaded, tmp_path, str(steps)))
+    before = settle(server)
+
+    async def go():
+        traffic = Traffic(open_streams(twin.traffic, 1))
+        # A seed of its own: nothing that was sent before is found again.
+        return await replay(server.url, "tiny", traffic, Prompts(VOCABULARY, 77), Manner())
+
+    done = asyncio.run(go())
+    assert [one.record.outcome for one in done.measured] == ["completed"] * 24
+    assert [one.record.prompt_tokens for one in done.measured] == [r["input_length"] for r in rows]
+    after = settle(server)
+    hits, queries = (
+        value(after, name) - value(before, name)
+        for name in ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total")
+    )
+    records = list(simulate(twin).records)
+    told = sum(r.prefix_hit_tokens for r in records) / sum(r.prefix_query_tokens for r in records)
+    assert hits / queries == pytest.approx(told, abs=0.02)
+    assert 0.2 < told < 0.9
+    # The server tells each request's share, too.
+    assert sum(one.record.prefix_hit_tokens for one in done.measured) == hits
 
 
 # --- metrics --------------------------------------------------------------------------------------
