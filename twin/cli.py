@@ -18,6 +18,7 @@ from twin.cli_import import import_
 from twin.cli_optimize import fewest_gpus, headroom, optimize
 from twin.cli_profile import app as profile_app
 from twin.cli_prometheus import from_prometheus
+from twin.cli_ready import app as ready_app
 from twin.cli_run import run
 from twin.cli_show import explain, schema
 from twin.cli_sweep import sweep
@@ -42,6 +43,7 @@ app.command("import")(import_)
 trace_app.command("from-prometheus")(from_prometheus)
 app.add_typer(trace_app)
 app.add_typer(profile_app)
+app.add_typer(ready_app)
 
 
 def _print_version(wanted: bool) -> None:

@@ -127,7 +127,8 @@ class Result:
             origin=origin_of(origin.source),
             load=load_of(waited, whole),
         )
-        return nearest(subject, scenario.hardware.validated)
+        found = nearest(subject, scenario.hardware.validated)
+        return replace(found, calibration=origin.fit_error) if subject.origin == "fit" else found
 
     def tally(self) -> Tally:
         """What is counted of the requests."""

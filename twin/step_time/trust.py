@@ -6,7 +6,7 @@ run gets the errors of one measured regime, or is "not validated".
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from twin.errors import InputError
@@ -56,6 +56,8 @@ class Trust:
     """None if nothing was ever measured with step times of this origin."""
     distance: float
     """0 = the same set-up; infinite without a regime."""
+    calibration: Mapping[str, float] = field(default_factory=dict)
+    """Errors of step times that were fitted to the user's own server, by kind of step; empty for others."""
 
     @property
     def validated(self) -> bool:
@@ -78,13 +80,21 @@ class Trust:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data; without a regime only `validated`."""
+        calibrated = {"calibration": dict(self.calibration)}
         if self.nearest is None:
-            return {"validated": False, "nearest": None, "distance": None, "errors": {}}
+            return {
+                "validated": False,
+                "nearest": None,
+                "distance": None,
+                "errors": {},
+                **calibrated,
+            }
         return {
             "validated": self.validated,
             "nearest": self.nearest.name,
             "distance": round(self.distance, 2),
             "errors": dict(self.nearest.errors) if self.validated else {},
+            **calibrated,
         }
 
 
