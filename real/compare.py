@@ -91,11 +91,12 @@ def predict(
     twin plays first. Raises InputError where a file is missing or does not fit.
     """
     measured, facts = read_measured(folder)
-    seed = facts.get("scenario", {}).get("run", {}).get("seed")
-    scenario = load_scenario(base if base is not None else source, overrides, seed)
-    waits = any(_waits(stream) for stream in scenario.document["traffic"])
+    played = facts.get("scenario", {})
+    scenario = load_scenario(base if base is not None else source, overrides)
+    traffic = played.get("traffic") or scenario.document["traffic"]
+    waits = any(_waits(stream) for stream in traffic)
     if planned if planned is not None else waits:
-        scenario = _slowed(scenario, frontend_s)
+        scenario = _as_played(scenario, traffic, played.get("run", {}).get("seed"), frontend_s)
         result, offset_s = simulate(scenario, observe=False), 0.0
         keep: Sequence[int] = range(len(result.records))
         told = _by_index(measured)
@@ -129,16 +130,19 @@ def _waits(stream: Mapping[str, Any]) -> bool:
     return bool(stream.get("sessions")) or arrivals.get("process") == "closed"
 
 
-def _slowed(scenario: Scenario, frontend_s: float) -> Scenario:
-    """The scenario whose users wait for what lies outside the scheduler, too, before they ask again."""
-    if not frontend_s:
-        return scenario
+def _as_played(
+    scenario: Scenario, traffic: Sequence[Mapping[str, Any]], seed: int | None, frontend_s: float
+) -> Scenario:
+    """The scenario with the traffic that was played, whose users wait for what lies outside the scheduler, too."""
     document = scenario.to_dict()
-    for stream in document["traffic"]:
-        holder = stream["arrivals"] if stream["arrivals"]["process"] == "closed" else None
-        if holder is not None and isinstance(holder.get("think_time", 0), int | float):
-            holder["think_time"] = (holder.get("think_time") or 0) + frontend_s
-    return load_scenario(document)
+    document["traffic"] = streams = json.loads(json.dumps(list(traffic)))
+    for stream in streams:
+        arrivals = stream.get("arrivals") or {}
+        if arrivals.get("process") == "closed":
+            think = arrivals.get("think_time") or 0
+            if isinstance(think, int | float):
+                arrivals["think_time"] = think + frontend_s
+    return load_scenario(document, (), seed)
 
 
 def _trace(folder: Path, warm: Path | None) -> tuple[Path, float, int]:
