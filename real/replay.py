@@ -96,6 +96,7 @@ class _Player:
         self.measured: list[Measured] = []
         self._replies: dict[int, list[int]] = {}  # content id of a reply -> its tokens
         self._open: set[asyncio.Task[None]] = set()
+        self._failure: BaseException | None = None
         self._changed = asyncio.Event()
         self._gate = asyncio.Semaphore(manner.max_in_flight or 1 << 30)
         self._rng = Random("" if manner.retries is None else f"{manner.retries.seed}/retries")
@@ -106,6 +107,8 @@ class _Player:
         halt.add_done_callback(lambda task: self._changed.set())
         try:
             while not stop.is_set():
+                if self._failure is not None:
+                    raise self._failure
                 due_ps = self._traffic.next_ps()
                 if due_ps is None or self._is_after_end(due_ps):
                     if not self._open:
@@ -147,8 +150,8 @@ class _Player:
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._open.discard(task)
         self._changed.set()
-        if not task.cancelled() and task.exception() is not None:
-            raise task.exception()  # type: ignore[misc]
+        if not task.cancelled() and self._failure is None:
+            self._failure = task.exception()
 
     async def _one(self, request: Request) -> None:
         attempts, due_ps = 1, request.arrival_ps

@@ -173,6 +173,15 @@ def test_a_stop_counts_what_is_open():
     assert all(one.record.finish_ps is None for one in done.measured)
 
 
+def test_a_fault_of_our_own_ends_the_run(monkeypatch):
+    def fails(self, *arguments):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Prompts, "tokens", fails)
+    with pytest.raises(ZeroDivisionError):
+        played(scenario(), tokens())
+
+
 def test_nothing_is_sent_after_the_end():
     done, bodies = played(scenario(), tokens(), Manner(until_s=0.1))
     assert len(bodies) == len(done.measured) == 6
