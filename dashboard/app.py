@@ -16,7 +16,7 @@ st.set_page_config(page_title="vllm-twin: what if", layout="wide")
 jobs()
 base()
 PAGES = {
-    "what_if": st.Page(page_what_if.page, title="What if", url_path="what-if", default=True),
+    "what_if": st.Page(page_what_if.page, title="What if", default=True),
     "compare": st.Page(page_compare.page, title="Compare", url_path="compare"),
     "pareto": st.Page(page_pareto.page, title="Pareto", url_path="pareto"),
     "waits": st.Page(page_waits.page, title="Batching wait", url_path="batching-wait"),

@@ -9,7 +9,7 @@ import streamlit as st
 from dashboard.page_what_if import open_in_what_if
 from dashboard.progress import watch
 from dashboard.state import ask, edited
-from dashboard.theme import show
+from dashboard.theme import plain, show
 from twin.whatif.charts import figure_of
 from twin.whatif.documents import to_yaml
 from twin.whatif.tables import difference_of
@@ -75,7 +75,7 @@ def _show(result: Mapping[str, Any], key: str) -> None:
     comparison = result["comparison"]
     for variant in comparison["variants"]:
         say = {"adopt": st.success, "reject": st.error}.get(variant["verdict"], st.info)
-        say(variant["text"])
+        say(plain(variant["text"]))
         rows = [row for row in variant["judged"] if "change" in row]
         table = pd.DataFrame(
             {

@@ -8,6 +8,7 @@ import streamlit as st
 
 from dashboard.progress import watch
 from dashboard.state import ask, edited, keep_upload, uploads
+from dashboard.theme import plain
 from twin.errors import InputError
 
 PLACE, ORIGIN = "fidelity", "origin"
@@ -46,7 +47,7 @@ def page() -> None:
                 names[side] = f"{side}.parquet"
                 keep_upload(names[side], file.getvalue())
         except InputError as error:
-            st.error(str(error))
+            st.error(plain(str(error)))
             return
         paths = {name: uploads()[name] for name in names.values()}
         ask("validate", PLACE, uploads=paths)
@@ -60,7 +61,7 @@ def _origin(result: Mapping[str, Any]) -> None:
         f"Step times of {result['model']} on {result['gpu']}: {result['engine']}, {result['source']}, {result['date']}."
     )
     for note in (*result["notes"], *result["warnings"]):
-        st.warning(note)
+        st.warning(plain(note))
     if result["fit_error"]:
         rows = pd.DataFrame(result["fit_error"].items(), columns=["part", "error of the fit"])
         st.dataframe(rows, hide_index=True)

@@ -9,7 +9,7 @@ import streamlit as st
 from dashboard.page_what_if import open_in_what_if
 from dashboard.progress import watch
 from dashboard.state import ask, edited
-from dashboard.theme import show
+from dashboard.theme import plain, show
 from twin.errors import InputError
 from twin.whatif.axes import parse_vary
 from twin.whatif.documents import to_yaml
@@ -59,7 +59,7 @@ def page() -> None:
             for goal in goals:
                 measure(goal)
         except InputError as error:
-            st.error(str(error))
+            st.error(plain(str(error)))
             return
         ask("search", PLACE, document=edited(), vary=lines, goals=goals, seeds=1, trials=trials)
     job = watch(PLACE)
@@ -70,7 +70,7 @@ def page() -> None:
 @st.fragment
 def _show(result: Mapping[str, Any], key: str) -> None:
     found = result["found"]
-    st.success(found["text"])
+    st.success(plain(found["text"]))
     st.caption(state_of(found))
     event = show(
         result["figure"],
@@ -109,7 +109,7 @@ def _row(entry: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _one(name: str, document: dict[str, Any], key: str) -> None:
-    st.markdown(f"**{name.replace(' ; ', ', ')}**")
+    st.markdown(f"**{plain(name.replace(' ; ', ', '))}**")
     left, right, _ = st.columns([1, 1, 2])
     if left.button("Open in What if", key=f"{key}.open"):
         open_in_what_if(document)

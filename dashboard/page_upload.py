@@ -4,6 +4,7 @@ import streamlit as st
 
 from dashboard.progress import watch
 from dashboard.state import LIMITS, ask, keep_upload, uploads
+from dashboard.theme import plain
 from twin.errors import InputError
 
 PLACE = "upload"
@@ -23,7 +24,7 @@ def page() -> None:
         try:
             keep_upload(file.name, file.getvalue())
         except InputError as error:
-            st.error(str(error))
+            st.error(plain(str(error)))
             return
         _check(file.name)
     names = list(uploads())

@@ -7,7 +7,7 @@ import streamlit as st
 
 from dashboard.progress import watch
 from dashboard.state import ask, edited
-from dashboard.theme import show
+from dashboard.theme import plain, show
 from twin.whatif.charts import figure_of
 
 PLACE = "waits"
@@ -39,7 +39,7 @@ def page() -> None:
 
 def _show(result: Mapping[str, Any], key: str) -> None:
     for of in result["tiers"].values():
-        (st.info if not of["best"] else st.success)(of["text"])
+        (st.info if not of["best"] else st.success)(plain(of["text"]))
     left, right = st.columns(2)
     with left:
         show(

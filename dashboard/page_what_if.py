@@ -8,6 +8,7 @@ from dashboard.progress import watch
 from dashboard.results import show_result
 from dashboard.safety import admit, read_untrusted
 from dashboard.state import LIMITS, ask, base, restart_with, uploads
+from dashboard.theme import plain
 from twin.errors import InputError
 from twin.whatif.documents import to_yaml, trimmed
 
@@ -20,7 +21,7 @@ def page() -> None:
     st.markdown("Change something, run it, and see what it does to latency, throughput and cost.")
     document = base()
     if "link_error" in st.session_state:
-        st.error(st.session_state.pop("link_error"))
+        st.error(plain(st.session_state.pop("link_error")))
     with st.expander("Configuration", expanded=True):
         document = Form(document, f"form{st.session_state['generation']}").draw()
         st.session_state["edited"] = document
@@ -77,7 +78,7 @@ def _yaml(document: dict[str, object]) -> None:
                 found = read_untrusted(given, LIMITS)
                 admit(found, uploads(), LIMITS)
             except InputError as error:
-                st.error(str(error))
+                st.error(plain(str(error)))
                 return
             restart_with(found)
             st.rerun()

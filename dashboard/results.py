@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard.theme import show
+from dashboard.theme import plain, show
 from twin.report.texts import count, duration, limit, notes, share
 from twin.whatif.documents import to_yaml, trimmed
 
@@ -38,9 +38,9 @@ GROUPS = {
 def show_result(result: Mapping[str, Any], key: str) -> None:
     """Everything of one run."""
     summary = result["summary"]
-    st.success(summary["verdict"])
+    st.success(plain(summary["verdict"]))
     for warning in summary["warnings"]:
-        st.warning(warning)
+        st.warning(plain(warning))
     _tiles(summary)
     _downloads(result, key)
     _views(result, key)
@@ -102,7 +102,7 @@ def _views(result: Mapping[str, Any], key: str) -> None:
         _tables(summary)
     elif view == "Configuration":
         for note in notes(summary):
-            st.markdown(f"- {note}")
+            st.markdown(f"- {plain(note)}")
         st.code(to_yaml(result["document"]), language="yaml")
     else:
         columns = st.columns(3)

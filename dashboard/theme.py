@@ -40,6 +40,11 @@ def _paint(value: Any, colors: dict[str, str]) -> Any:
     return value
 
 
+def plain(text: str) -> str:
+    """Text for Streamlit's Markdown, every character standing for itself."""
+    return re.sub(r"([\\`*_{}\[\]()#+!$~<>|:])", r"\\\1", text)
+
+
 def show(figure: Any, how_to_read: str, key: str, height: int = 300, **options: Any) -> Any:
     """A chart with its title, its units and a sentence on how to read it; what was selected in it."""
     made = painted(figure)

@@ -8,6 +8,7 @@ It opens no file but those of Python, of this project and the uploads that a job
 import json
 import math
 import os
+import signal
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping
@@ -221,6 +222,8 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     # What a library prints must not be taken for an answer.
     os.dup2(2, 1)
+    # Ctrl-C is for the server; this process ends when its stdin is closed.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     limit_memory(memory_bytes)
     limits = Limits()
     guard = Guard()

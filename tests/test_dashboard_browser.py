@@ -66,8 +66,8 @@ def window(server, tmp_path_factory):
         yield opened
 
 
-def go(window, server, document=None, page="what-if"):
-    window.open(f"{server}/{page}" + (f"?s={encode(document)}" if document else ""))
+def go(window, server, document=None):
+    window.open(server + (f"/?s={encode(document)}" if document else "/"))
 
 
 def done(window):

@@ -213,7 +213,7 @@ def test_interrupted_searches_tell_what_they_have(search, monkeypatch):
     monkeypatch.setattr("twin.whatif.optimize.try_all", once)
     found = optimize(search)
     assert found["interrupted"]
-    assert found["tried"] == 8
+    assert 1 <= found["tried"] <= 8
 
 
 @pytest.mark.parametrize(

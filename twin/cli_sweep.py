@@ -78,7 +78,7 @@ def sweep(
                     run_sweep(
                         made, journal, backend(jobs, ray), _teller(made.size - before, update)
                     )
-            except Interrupted:
+            except (Interrupted, KeyboardInterrupt):
                 interrupted = True
             rows = journal.rows()
             if rows:

@@ -158,7 +158,7 @@ def _differ(
             [row[name] for row in rows_before], [row[name] for row in rows_after], level
         ), way
     a, b = before[0], after[0]
-    is_same = len(a.tiers) == len(b.tiers) and bool((a.tiers == b.tiers).all())
+    is_same = _is_same_traffic(a, b)
     cuts = [_blocks(a), _blocks(b)]
     many = min(map(len, cuts))
     if many < LEAST_BLOCKS:
@@ -179,6 +179,21 @@ def _differ(
         )
     way = f"one run a side, {many} blocks of time, drawn {'together' if is_same else 'apart: the traffic differs'}"
     return lambda name, level: _bootstrap(a, b, cuts, is_same, name, limits, level), way
+
+
+def _is_same_traffic(a: "MeasuredRun", b: "MeasuredRun") -> bool:
+    """Whether both played the same requests at the same instants from their start, but for a few milliseconds."""
+    if len(a.tiers) != len(b.tiers):
+        return False
+    shift = (a.arrival_s - a.arrival_s.min()) - (b.arrival_s - b.arrival_s.min())
+    return bool(
+        (a.tiers == b.tiers).all()
+        and (a.prompt_tokens == b.prompt_tokens).all()
+        and np.abs(shift).max() <= SAME_INSTANT_S
+    )
+
+
+SAME_INSTANT_S = 0.01
 
 
 def _grows(run: "MeasuredRun") -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from twin.errors import InputError
 from twin.report.texts import plural
 from twin.scenario import Scenario, load_scenario
-from twin.whatif.axes import Axis, Range, check_keys, overrides_of, text_of
+from twin.whatif.axes import Axis, Range, check_keys, grid, overrides_of, text_of
 from twin.whatif.figures import Measure, measure
 from twin.whatif.runs import Backend, Interrupted
 from twin.whatif.trial import Tried, front_of, try_all, values_of
@@ -188,6 +188,7 @@ def _study(search: Search, storage: str | None) -> Any:
         if before is None:
             study.set_user_attr("mark", mark)
             _enqueue_present(study, search)
+            _enqueue_all(study, search)
     except InputError:
         raise
     except Exception as error:  # whatever a database and its driver may raise
@@ -237,6 +238,19 @@ def _enqueue_present(study: Any, search: Search) -> None:
             places = sorted(axis.values) if axis.is_numeric else []
             params[axis.key] = places.index(value) if places else text_of(value)
     study.enqueue_trial(params)
+
+
+def _enqueue_all(study: Any, search: Search) -> None:
+    """Where the trials suffice for the whole space, nothing need be guessed."""
+    axes = [axis for axis in search.axes if isinstance(axis, Axis)]
+    if len(axes) < len(search.axes) or _size(axes) > search.trials:
+        return
+    for point in grid(axes):
+        params = {
+            axis.key: sorted(axis.values).index(value) if axis.is_numeric else text_of(value)
+            for axis, value in zip(axes, point, strict=True)
+        }
+        study.enqueue_trial(params, skip_if_exists=True)
 
 
 def _suggest(trial: Any, axes: Sequence[Axis | Range]) -> list[Any]:

@@ -220,6 +220,7 @@ class MeasuredRun:
 
     tiers: Any
     """Name of the tier, by request."""
+    prompt_tokens: Any
     arrival_s: Any
     finish_s: Any
     """NaN for a request that was still inside."""
@@ -253,6 +254,7 @@ NEEDED = (
     "first_scheduled_s",
     "first_token_s",
     "finish_s",
+    "prompt_tokens",
     "output_tokens",
     "outcome",
 )
@@ -294,6 +296,7 @@ def _read_run(path: Path) -> MeasuredRun:
     }
     return MeasuredRun(
         np.array(table["tier"].to_pylist(), dtype=object),
+        numbers("prompt_tokens"),
         arrival, finish, completed, durations, _objectives(path.parent / "summary.json"),
     )  # fmt: skip
 
