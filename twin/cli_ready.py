@@ -181,7 +181,7 @@ def _tell(rows: Sequence[Any], text: str, as_json: bool, losses: Mapping[str, st
         if row.name in losses:
             said.append(f"quality loss {losses[row.name]}")
         notes.append(f"{row.name}: {', '.join(said)}")
-    parts = [made, paragraph("; ".join(notes) + ".")]
+    parts: list[Any] = [made, paragraph("; ".join(notes) + ".")]
     if text:
         parts.append(paragraph(text))
     write(to_text(parts, wants_color()))

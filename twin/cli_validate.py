@@ -131,7 +131,9 @@ def _replayed(data: Path, chosen: list[str], largest: int | None, folder: Path) 
             if update is not None:
                 update(number, len(runs), run.name)
             result = simulate(load_scenario(_scenario(run, folder / f"{number}.csv")))
-            yield outcome_of(run.group, run.name, run.loads, run.measured, result)
+            yield outcome_of(
+                run.group, run.name, run.loads, run.measured, result, run.prefix_share is not None
+            )
 
 
 def _requests(run: Any) -> int:

@@ -141,6 +141,8 @@ class Outcome:
     num_gpu_blocks: int
     order: float
     """Rate or concurrency."""
+    assumed: bool = False
+    """Something about the run was assumed that decides its errors, so that it is no evidence."""
 
     def error(self, metric: str) -> float:
         """Relative error of a metric that was measured."""
@@ -148,7 +150,12 @@ class Outcome:
 
 
 def outcome_of(
-    group: str, name: str, order: float, measured: Mapping[str, float], result: Result
+    group: str,
+    name: str,
+    order: float,
+    measured: Mapping[str, float],
+    result: Result,
+    assumed: bool = False,
 ) -> Outcome:
     """What was measured of a run beside the twin's run of it."""
     scenario, table = result.scenario, table_of(result)
@@ -173,13 +180,17 @@ def outcome_of(
         ),
         scenario.engine.num_gpu_blocks,
         order,
+        assumed,
     )
 
 
 def regimes_of(outcomes: Iterable[Outcome]) -> list[Regime]:
-    """The errors by set-up and kind of load: medians and largest of the sizes of each metric's errors."""
+    """The errors by set-up and kind of load: medians and largest of the sizes of each metric's errors.
+
+    Runs of which something was assumed are left out.
+    """
     groups: dict[Subject, list[Outcome]] = {}
-    for outcome in outcomes:
+    for outcome in (o for o in outcomes if not o.assumed):
         groups.setdefault(outcome.subject, []).append(outcome)
     found = []
     for subject, runs in groups.items():

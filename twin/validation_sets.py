@@ -41,7 +41,7 @@ class MeasuredRun:
     arrivals: Sequence[tuple[float, int, int]] = ()
     """(seconds, prompt tokens, output tokens) of each request."""
     prefix_share: float | None = None
-    """Share of every prompt that is assumed to be common text."""
+    """Share of every prompt that is assumed to be common text; such a run says what would be, and is no evidence."""
     stated: str = ""
     """What the source does not say and is assumed."""
     targets: Mapping[str, float] = field(default_factory=dict)

@@ -28,6 +28,23 @@ MEMORY = (
 )
 """(model, GPU, TP, gpu_memory_utilization, budget, requests, blocks of 16 that vLLM had, source)."""
 
+CAUSES = (
+    "LMBench ShareGPT on 2 replicas, TTFT twice too long under load: every rate repeats the same prompts on the same "
+    "servers, so later runs find prefixes of earlier ones. Measured TTFT p50 falls from 350 to 240 ms while the rate "
+    "rises from 0.5 to 1.17/s, which no queue does. The twin starts each run cold, since the rows do not say what was "
+    "cached.",
+    "LMBench ShareGPT on 1 replica above the knee: the KV cache holds about 20 requests there, and TTFT is the "
+    "difference of two nearly equal rates. A few per cent of capacity (common text, some hundred blocks) decide it; "
+    "the rows with common text assumed show by how much.",
+    "70B FP8 TP2 with 64 users, TTFT 30 and 59 s measured, and 32 users at 8192/1024: those servers queued for KV "
+    "blocks, the twin's hardly do. The source says neither gpu_memory_utilization nor how many blocks there were.",
+    "70B FP8 with 32 users or more, TPOT too short: contexts differ within a step, which costs more than their sum "
+    "says; the op tables do not know by how much.",
+    "RTX PRO 6000 with the shipped op tables: decodes beside prompts (see below). With its own layer tables, which "
+    "measure both in one launch, the same run is within 3 %.",
+)
+"""Misses whose cause was found, or narrowed down."""
+
 NOT_MODELLED = (
     "Contexts of decodes are summed: a step whose decodes differ much in length takes longer than its sum says.",
     "The op tables measure prompts and decodes apart. Where one kernel computes both, decodes beside a prompt take "
@@ -317,6 +334,8 @@ def page(found: Mapping[str, Any]) -> str:
         lines.append(
             f"| {row['run']} | {row['source']} | {row['predicted']:,} | {row['measured']:,} | {_signed(row['error'])} |"
         )
+    lines += ["", "## What missed, and why", ""]
+    lines += [f"- {text}" for text in CAUSES]
     lines += ["", "## Single runs, worst first", "",
               "| run | load | step times | metric | twin | measured | error |",
               "|---|---|---|---|---|---|---|"]  # fmt: skip
