@@ -1,5 +1,6 @@
 """Measured requests in the simulator's own tables and charts."""
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,10 +8,12 @@ from typing import Any
 from real.measured import Measured
 from twin.clock import PS
 from twin.engine.replica import EngineStats
+from twin.errors import InputError
 from twin.metrics.record_table import RecordTable
 from twin.metrics.records import OUTCOMES
 from twin.metrics.timeseries import TimeSeries
 from twin.report.folder import write_folder
+from twin.report.html import render_html
 from twin.report.json_summary import summarize
 from twin.report.tables import table, to_text
 from twin.report.texts import duration
@@ -75,9 +78,37 @@ def summary_of(result: Result, url: str, warnings: Sequence[str]) -> dict[str, A
     return summary
 
 
+ONLY_SIMULATED = (
+    "What bound the run", "What the GPU time was for", "KV pages by length of the prompt", "Estimated wait",
+)  # fmt: skip
+"""Sections of the page that no client and no /metrics can fill."""
+
+
 def write_report(folder: Path, result: Result, summary: dict[str, Any]) -> None:
-    """summary.json, timeseries.parquet and report.html."""
-    write_folder(folder, result, summary, ("summary.json", "timeseries.parquet", "report.html"))
+    """summary.json, timeseries.parquet and report.html. Raises InputError where that fails."""
+    write_folder(folder, result, summary, ("summary.json", "timeseries.parquet"))
+    path = folder / "report.html"
+    try:
+        path.write_text(page(result, summary), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"--out {path}: {error.strerror}") from None
+
+
+def page(result: Result, summary: dict[str, Any]) -> str:
+    """The simulator's page without what only a simulator knows."""
+    assert result.series is not None
+    used = [one.kv_used for gauges in result.series.gauges for one in gauges]
+    mean = sum(used) / len(used) if used else 0.0
+    html = render_html(result, {**summary, "engine": {**summary["engine"], "kv_usage_mean": mean}})
+    for title in ONLY_SIMULATED:
+        html = re.sub(
+            rf"<section><h2>{re.escape(title)}</h2>.*?</section>", "", html, flags=re.DOTALL
+        )
+    html = re.sub(
+        r'<div class="tile"><b>[^<]*</b><span>of the time a step ran[^<]*</span></div>', "", html
+    )
+    html = html.replace("KV blocks used while busy", "KV blocks used (mean of readings)")
+    return html.replace("simulated seconds", "seconds").replace("; simulated ", "; measured ", 1)
 
 
 def render(summary: dict[str, Any], measured: Sequence[Measured], client: dict[str, Any]) -> str:

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from real.client import Call, Reply, play, take
 from real.lateness import LIMIT_S, lateness_of, warnings_of
 from real.measured import read_measured, trace_rows, write_measured
-from real.measured_report import length_mismatch, render, result_of, summary_of
+from real.measured_report import (
+    ONLY_SIMULATED,
+    length_mismatch,
+    page,
+    render,
+    result_of,
+    summary_of,
+)
 from real.prompts import WORDS, Prompts, as_words
 from real.replay import PRIORITIES, Manner, replay
 from real.server_metrics import parse, series_of
@@ -490,6 +497,11 @@ def test_failures_are_not_mixed_into_latencies():
     text = render(summary, done.measured, client)
     assert "2 aborted (http 500), after 5" in text
     assert "warning: beware" in text
+    html = page(result, summary)
+    assert "Requests and objectives" in html
+    assert "simulated seconds" not in html
+    assert not any(f"<h2>{title}</h2>" in html for title in ONLY_SIMULATED)
+    assert "a step ran" not in html.partition("<script>")[0]
     assert summary["verdict"].startswith("Measured at http://here, not simulated")
 
 
