@@ -160,11 +160,14 @@ def server_cache(
         server.announce_ready()
         say(f"{server.url} is awake")
 
+    def end(server: Server) -> None:
+        server.stop()
+
     return ModelCache(
         budget_bytes,
         sizes.__getitem__,
         start,
-        unload=lambda server: server.stop(),
+        unload=end,
         sleep=give_up,
         wake=wake,
         is_alive=lambda server: server.is_alive,
