@@ -2,10 +2,11 @@
 """Capacity ahead of demand: an HPA alone, with a warm pool, with a forecast, with a limit at the gateway, with all.
 
 Two loads for Llama-3.1-70B on 4 H100 a replica, which needs about 250 s to start. The day: chat with long replies, a
-rate that has its peak at 9 o'clock, replicas of 8 slots. The thirds: every fourth request of the load of
-benchmarks/autoscaling.py (the Azure conversation trace 2023 at one, two and four copies) on replicas of 16 slots. The
-HPA is that of the article which this compares with: 2 to 10 replicas, 5 waiting requests each, two more a minute after
-30 s, one fewer every two minutes after 300 s. Figures are means over seeds with 95 % intervals (Student).
+rate that has its peak at 9 o'clock, replicas of 8 slots; from 6 o'clock to noon unless --hours says more. The thirds:
+every fourth request of the load of benchmarks/autoscaling.py (the Azure conversation trace 2023 at one, two and four
+copies) on replicas of 16 slots. The HPA is that of the article which this compares with: 2 to 10 replicas, 5 waiting
+requests each, two more a minute after 30 s, one fewer every two minutes after 300 s. Figures are means over seeds with
+95 % intervals (Student).
 
     TWIN_DATA=FOLDER python -m benchmarks.cluster_ahead [--load day|thirds] [--seeds 3]
 """
@@ -28,15 +29,15 @@ T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8:
 HPA = {"minReplicas": 2, "maxReplicas": 10, "metrics": [pods_metric(WAITING, "5")], "behavior": ARTICLE}  # fmt: skip
 HOUR = 3600
 DAY_S = 24 * HOUR
-DAY_RATES = [[0, 0.12], [6 * HOUR, 0.12], [8.5 * HOUR, 0.3], [8.95 * HOUR, 0.4], [9 * HOUR, 0.95], [10 * HOUR, 0.95],
-             [11 * HOUR, 0.55], [17 * HOUR, 0.55], [21 * HOUR, 0.2], [24 * HOUR, 0.12]]  # fmt: skip
-"""Requests a second over the day, linear in between: a step up at 9 o'clock within three minutes."""
+DAY_RATES = [[0, 0.12], [2.5 * HOUR, 0.3], [2.95 * HOUR, 0.4], [3 * HOUR, 0.95], [4 * HOUR, 0.95], [5 * HOUR, 0.55],
+             [11 * HOUR, 0.55], [15 * HOUR, 0.2], [18 * HOUR, 0.12], [24 * HOUR, 0.12]]  # fmt: skip
+"""Requests a second from 6 o'clock on, linear in between: a step up at 9 o'clock, within three minutes."""
 
 
 class Day:
-    """Synthetic chat over a day."""
+    """Synthetic chat from 6 o'clock on; the season before it is a whole day."""
 
-    slots, per_replica, until, season, interval = 8, 0.11, DAY_S, DAY_S, 300
+    slots, per_replica, until, season, interval = 8, 0.11, 6 * HOUR, DAY_S, 300
 
     def __init__(self, folder):
         pass
@@ -143,7 +144,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--load", choices=sorted(LOADS), action="append")
     parser.add_argument("--seeds", type=int, default=3, help="1 to 10")
+    parser.add_argument("--hours", type=float, default=6, help="of the day, from 6 o'clock on")
     arguments = parser.parse_args()
+    Day.until = arguments.hours * HOUR
     with tempfile.TemporaryDirectory() as folder:
         for name in arguments.load or LOADS:
             load = LOADS[name](Path(folder))

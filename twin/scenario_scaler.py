@@ -9,10 +9,10 @@ from typing import Any
 
 from twin import scenario_scaling as scaling
 from twin.clock import to_ps
-from twin.cluster.cron import parse_cron
+from twin.cluster.cron import Schedule, parse_cron
 from twin.cluster.fleet_spec import ScalerSpec
 from twin.cluster.forecast import make_forecaster
-from twin.cluster.keda import CronTrigger, KedaSpec, QueryTrigger
+from twin.cluster.keda import KedaSpec, QueryTrigger
 from twin.cluster.metrics_path import MetricsFault, Path, is_exported
 from twin.cluster.objects import read_hpa, read_scaled_object
 from twin.cluster.prediction import PredictionSpec
@@ -66,7 +66,7 @@ def scaler_of(cluster: Cluster, origin: Origin) -> ScalerSpec:
     )
 
 
-def _schedules(cluster: Cluster, origin: Origin) -> tuple[CronTrigger, ...]:
+def _schedules(cluster: Cluster, origin: Origin) -> tuple[Schedule, ...]:
     found = []
     for i, written in enumerate(cluster.schedules):
         place = ("cluster", "schedules", i)
@@ -76,7 +76,7 @@ def _schedules(cluster: Cluster, origin: Origin) -> tuple[CronTrigger, ...]:
             end = parse_cron(written.end)
         if start.minutes == end.minutes:
             origin.fail((*place, "end"), "must not be the same as start")
-        found.append(CronTrigger(f"schedule {i}", start, end, written.min_replicas))
+        found.append(Schedule(start, end, written.min_replicas))
     return tuple(found)
 
 
@@ -108,9 +108,9 @@ def _prediction(cluster: Cluster, named: list[str], origin: Origin) -> Predictio
     )
 
 
-def _alone(cluster: Cluster, schedules: Sequence[CronTrigger]) -> tuple[int, int] | None:
+def _alone(cluster: Cluster, schedules: Sequence[Schedule]) -> tuple[int, int] | None:
     """The bounds where schedules or a forecast decide alone; None where nothing decides."""
-    most = max([cluster.replicas, *(s.desired_replicas for s in schedules)])
+    most = max([cluster.replicas, *(s.min_replicas for s in schedules)])
     written = cluster.prediction
     if written is not None and written.drives == "alone":
         least = 1 if written.min_replicas is None else written.min_replicas

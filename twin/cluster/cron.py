@@ -20,6 +20,23 @@ class Cron:
         """Minutes from `minute` of the week until it fires next, 1 to a whole week."""
         return min((at - minute - 1) % WEEK + 1 for at in self.minutes)
 
+    def since_last(self, minute: int) -> int:
+        """Minutes since it fired last, 0 if it does in that minute."""
+        return min((minute - at) % WEEK for at in self.minutes)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A floor under the replicas, from each start to the end after it."""
+
+    start: Cron
+    end: Cron
+    min_replicas: int
+
+    def is_active(self, minute: int) -> bool:
+        """Whether it holds in that minute of the week. Unlike a trigger of KEDA, an end without a start is none."""
+        return self.start.since_last(minute) < self.end.since_last(minute)
+
 
 def parse_cron(text: str) -> Cron:
     """The expression as data. Raises ValueError for what is none, and for days of the month and months."""

@@ -285,6 +285,7 @@ class Fleet:
         self._placement.cordon(node, is_lost)
         if self._warm_pool is not None:
             self._warm_pool.lose(node, "goes with its node" if is_lost else "is drained")
+            self._place()
 
     def uncordon(self, node: int) -> None:
         """The node takes pods again."""

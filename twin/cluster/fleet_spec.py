@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 from twin.clock import PS
 from twin.cluster.cold_start import ColdStart
+from twin.cluster.cron import Schedule
 from twin.cluster.faults import ClusterFault
-from twin.cluster.keda import CronTrigger, KedaSpec
+from twin.cluster.keda import KedaSpec
 from twin.cluster.metrics_path import Path
 from twin.cluster.nodes import Nodes
 from twin.cluster.prediction import PredictionSpec
@@ -67,7 +68,7 @@ class ScalerSpec:
     period_ps: int = 15 * PS
     """Of AIBrix' and llm-d's rules."""
     controller: Controller = field(default_factory=Controller)
-    schedules: tuple[CronTrigger, ...] = ()
+    schedules: tuple[Schedule, ...] = ()
     """Floors under the replicas by time of the week."""
     prediction: PredictionSpec | None = None
     alone: tuple[int, int] | None = None
@@ -87,7 +88,7 @@ class ScalerSpec:
 
     def scheduled(self, minute: int) -> int:
         """Replicas that the schedules want at least in that minute of the week."""
-        active = (s.desired_replicas for s in self.schedules if s.is_active(minute))
+        active = (s.min_replicas for s in self.schedules if s.is_active(minute))
         return max(active, default=0)
 
 
