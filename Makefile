@@ -9,6 +9,9 @@
 #   make bench        speed, memory and start-up, AISimulate beside them, into docs/performance.md
 #   make bench-scale  the same for long runs, many replicas and a week; SCALE="--requests 100000 --days 1" for less
 #   make bench-regression BASE=HEAD~1    fails if a workload takes 15 % longer than at that commit
+#   make k8s          renders k8s/ from its scenarios again
+#   make k8s-oracle   Kubernetes' own API server takes the manifests, its HPA controller scales beside the twin;
+#                     builds both from Debian's source package first (5 minutes)
 #   make lint, make vllm-env, make clean
 # Variables:
 #   PYTHON         the interpreter that makes the environments
@@ -16,6 +19,8 @@
 #   CHROMIUM       a browser to look at reports with; without it the one on PATH, else, for root, Debian's
 #   VLLM_WHEEL     a wheel of the version that parity is to compare with; without it it is fetched
 #   PROMETHEUS     a Prometheus to test against; without it the one on PATH, else Debian's, unpacked here
+#   HAPROXY        an HAProxy likewise
+#   CONTROL_PLANE  folder with kube-apiserver, kube-controller-manager and etcd for k8s-oracle; else they are built
 #   TWIN_DATA      folder of third-party traces and tables; tests that need it are skipped without
 
 SHELL := bash
@@ -37,7 +42,7 @@ BIN := .venv/bin
 VLLM_ENV := .venv-vllm
 VLLM_PYTHON ?= $(VLLM_ENV)/bin/python
 VLLM_TESTS := tests/parity tests/test_vllm_process.py tests/test_real_scheduler.py tests/test_real_record.py \
-	tests/test_real_live.py
+	tests/test_real_live.py tests/test_k8s_scrape.py
 POLICIES := vllm-fcfs priority tiered
 N ?= 300
 SEED ?= 0
@@ -48,6 +53,11 @@ SCALE ?=
 
 PROMETHEUS ?= $(or $(shell command -v prometheus),.tools/usr/bin/prometheus)
 export PROMETHEUS
+
+HAPROXY ?= $(or $(shell command -v haproxy),.tools/usr/sbin/haproxy)
+export HAPROXY
+
+CONTROL_PLANE ?= .tools/control-plane
 
 CHROMIUM ?= $(shell for p in chromium chromium-browser google-chrome; do \
 	command -v $$p && break; done)
@@ -61,6 +71,7 @@ pip = $(1) -m pip install --quiet --disable-pip-version-check $(2) > $(@D)/pip.l
 	|| { grep -v 'is ignored: it is neither' $(@D)/pip.log | tail -n 40 >&2; exit 1; }
 
 .PHONY: help demo test lint parity real-demo compare-demo vllm-env system-packages clean \
+	k8s k8s-oracle \
 	bench bench-scale bench-regression
 
 help:
@@ -89,6 +100,8 @@ test: lint system-packages
 	|| without="tests on third-party data (no folder $(TWIN_DATA): set TWIN_DATA)"; \
 	test -x "$(PROMETHEUS)" || without="$$without$${without:+, }tests with a real Prometheus (install \
 	the package prometheus, or set PROMETHEUS)"; \
+	test -x "$(HAPROXY)" || without="$$without$${without:+, }tests with a real HAProxy (install \
+	the package haproxy, or set HAPROXY)"; \
 	command -v "$${CHROMIUM:-chromium}" > /dev/null || without="$$without$${without:+, }tests in a browser \
 	(install the package chromium, or set CHROMIUM)"; \
 	if test -n "$$missing$$without"; \
@@ -115,6 +128,13 @@ bench-scale: .venv/base
 bench-regression: .venv/base
 	$(BIN)/python -m benchmarks.regression --base $(BASE)
 
+k8s: .venv/dev
+	$(BIN)/python -m scripts.render_k8s
+
+k8s-oracle: .venv/dev
+	@test -x $(CONTROL_PLANE)/bin/kube-apiserver || scripts/build_control_plane.sh $(CONTROL_PLANE)
+	$(BIN)/python -m scripts.k8s_oracle $(CONTROL_PLANE)
+
 real-demo: vllm-env
 	$(VLLM_PYTHON) -m real demo examples/real-demo.yaml
 
@@ -131,6 +151,7 @@ vllm-env:
 # What tests drive beside Python: fetched where that may be done, done without where it may not.
 system-packages:
 	@test -x "$(PROMETHEUS)" || $(MAKE) --no-print-directory .tools/usr/bin/prometheus || true
+	@test -x "$(HAPROXY)" || $(MAKE) --no-print-directory .tools/usr/sbin/haproxy || true
 	@if test -z "$(CHROMIUM)" && command -v apt-get > /dev/null && test "$$(id -u)" = 0; then \
 	echo "installing Debian's chromium"; mkdir -p .tools; export DEBIAN_FRONTEND=noninteractive; \
 	get() { apt-get install -y --no-install-recommends chromium fonts-dejavu-core; }; \
@@ -140,13 +161,19 @@ system-packages:
 
 # Unpacked, not installed: no service starts, and nobody need be root where package lists are there.
 .tools/usr/bin/prometheus:
-	@mkdir -p .tools; cd .tools; \
+	$(call unpack,prometheus)
+
+.tools/usr/sbin/haproxy:
+	$(call unpack,haproxy liblua5.3-0 libopentracing-c-wrapper0 libopentracing1)
+
+# $(call unpack,PACKAGES): of Debian, the first of which is meant, into .tools.
+unpack = @mkdir -p .tools; cd .tools; \
 	{ command -v apt-get && command -v dpkg-deb; } > /dev/null \
-	|| { echo "no Prometheus here, and no Debian package to take it from" >&2; exit 1; }; \
-	echo "fetching Debian's prometheus into .tools"; \
-	{ apt-get download prometheus || { apt-get update && apt-get download prometheus; }; } \
+	|| { echo "no $(firstword $(1)) here, and no Debian package to take it from" >&2; exit 1; }; \
+	echo "fetching Debian's $(firstword $(1)) into .tools"; \
+	{ apt-get download $(1) || { apt-get update && apt-get download $(1); }; } \
 	> apt.log 2>&1 || { tail -n 3 apt.log >&2; exit 1; }; \
-	dpkg-deb -x prometheus_*.deb .
+	for package in $(1); do dpkg-deb -x $${package}_*.deb .; done
 
 clean:
 	rm -rf .tools .venv .venv-peers $(VLLM_ENV) build dist compare-demo *.egg-info .mypy_cache .ruff_cache .pytest_cache \
