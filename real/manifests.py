@@ -20,7 +20,10 @@ from real.manifests_text import document, written
 from real.manifests_warm import warm_pool
 from twin.errors import InputError
 from twin.scenario import Scenario, load_scenario
+from twin.scenario_faults import check as check_document
 from twin.scenario_fleet import ALWAYS_THERE
+from twin.scenario_schema import Document
+from twin.scenario_yaml import parse
 
 SCENARIO_KEY = "scenario.yaml"
 """In the ConfigMap."""
@@ -113,10 +116,12 @@ def service_account(setup: Setup) -> dict[str, Any]:
 
 
 def config_map(setup: Setup) -> dict[str, Any]:
-    """The scenario as it was read, defaults and overrides filled in."""
-    text = yaml.safe_dump(
-        setup.scenario.to_dict(), sort_keys=False, allow_unicode=True, width=100
-    )  # fmt: skip
+    """The scenario as it was read, overrides included, without what is as by default."""
+    checked = check_document(setup.scenario.to_dict())
+    assert isinstance(checked, Document)
+    short = checked.model_dump(mode="json", exclude_defaults=True)
+    short["engine"] = {"version": checked.engine.version} | short.get("engine", {})
+    text = yaml.safe_dump(short, sort_keys=False, allow_unicode=True, width=100)
     return document(
         "v1",
         "ConfigMap",
@@ -142,16 +147,17 @@ def services(setup: Setup, has_proxy: bool) -> list[dict[str, Any]]:
     """What names the replicas: one address each for the proxy; without one, a Service for clients."""
     labels = dict(setup.labels("engine"))
     port = {"name": "http", "port": PORT, "targetPort": "http"}
+    served = dict(setup.served)
     headless = document(
         "v1",
         "Service",
         f"{setup.name}-pods",
         labels=labels,
-        spec={"clusterIP": "None", "selector": labels, "ports": [port]},
+        spec={"clusterIP": "None", "selector": served, "ports": [port]},
     )
     if has_proxy:
         return [headless]
-    spec = {"selector": labels, "ports": [{"name": "http", "port": 80, "targetPort": "http"}]}
+    spec = {"selector": served, "ports": [{"name": "http", "port": 80, "targetPort": "http"}]}
     return [headless, document("v1", "Service", setup.name, labels=labels, spec=spec)]
 
 
@@ -174,6 +180,7 @@ def pdb(setup: Setup) -> dict[str, Any]:
 def network_policies(setup: Setup, has_proxy: bool) -> list[dict[str, Any]]:
     """Who may speak to whom: clients to the proxy, the proxy and Prometheus to the replicas, nobody else."""
     engine, front = dict(setup.labels("engine")), dict(setup.labels("proxy"))
+    served = dict(setup.served)
     monitoring = {"kubernetes.io/metadata.name": setup.monitoring_namespace}
     scrapers = {"namespaceSelector": {"matchLabels": monitoring}}
     callers = {"podSelector": {"matchLabels": front}} if has_proxy else {"namespaceSelector": {}}
@@ -188,7 +195,7 @@ def network_policies(setup: Setup, has_proxy: bool) -> list[dict[str, Any]]:
             setup.name,
             labels=engine,
             spec={
-                "podSelector": {"matchLabels": engine},
+                "podSelector": {"matchLabels": served},
                 "policyTypes": ["Ingress", "Egress"],
                 "ingress": [
                     {"from": [callers, scrapers], "ports": [{"protocol": "TCP", "port": "http"}]}
@@ -199,7 +206,7 @@ def network_policies(setup: Setup, has_proxy: bool) -> list[dict[str, Any]]:
     ]
     if has_proxy:
         to_engines = {
-            "to": [{"podSelector": {"matchLabels": engine}}],
+            "to": [{"podSelector": {"matchLabels": served}}],
             "ports": [{"protocol": "TCP", "port": PORT}],
         }
         found.append(
@@ -282,8 +289,8 @@ def _derived(setup: Setup) -> list[str]:
             told.append(f"derived: cluster.pod.{key}: {seconds} simulates it")
     if numbers.shutdown_timeout_s < numbers.longest_s:
         told.append(
-            f"warning: cluster.pod.shutdown_timeout: {numbers.shutdown_timeout_s} s cuts the longest requests short, which "
-            f"took {numbers.longest_s:.0f} s in the simulation"
+            f"warning: cluster.pod.shutdown_timeout: {numbers.shutdown_timeout_s} s cuts the longest requests "
+            f"short, which took {numbers.longest_s:.0f} s in the simulation"
         )
     return told
 
@@ -306,6 +313,11 @@ def _needs(setup: Setup, has_adapter: bool) -> list[str]:
     fleet = setup.scenario.cluster.fleet
     if fleet is not None and fleet.scaler.keda is not None:
         told.append(f"needs: KEDA, and Prometheus at {setup.prometheus}")
+    if setup.has_standby:
+        told.append(
+            f"needs: somebody who wakes {setup.name}-standby when replicas are short (docs/deploy.md): no "
+            f"autoscaler does"
+        )
     waits = node_s(fleet)
     if waits > 600:
         told.append(f"needs: patience: a new replica may wait {waits:.0f} s for node and image")
@@ -313,7 +325,11 @@ def _needs(setup: Setup, has_adapter: bool) -> list[str]:
 
 
 def _left_out(setup: Setup, has_proxy: bool) -> list[str]:
-    return [f"left out: {text}" for text in gateway.left_out(setup)] if has_proxy else []
+    told = [f"left out: {text}" for text in gateway.left_out(setup)] if has_proxy else []
+    fleet = setup.scenario.cluster.fleet
+    if fleet is not None and fleet.warm_pool is not None and setup.tiny:
+        told.append("left out: cluster.warm_pool, as the tiny model has no GPUs to keep")
+    return told
 
 
 # --- back ---------------------------------------------------------------------------------
@@ -328,7 +344,5 @@ def read_scenario(objects: Sequence[Mapping[str, Any]]) -> Scenario:
     ]
     if len(texts) != 1:
         raise InputError(f"found {len(texts)} ConfigMaps with the key {SCENARIO_KEY}, not one")
-    from twin.scenario_yaml import parse
-
     content, _ = parse(texts[0], f"ConfigMap, {SCENARIO_KEY}")
     return load_scenario(content)

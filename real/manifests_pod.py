@@ -28,7 +28,7 @@ def deployment(setup: Setup) -> dict[str, Any]:
         "progressDeadlineSeconds": numbers.startup_s + 600,
         "template": {
             "metadata": {
-                "labels": dict(setup.labels("engine")),
+                "labels": dict(setup.labels("engine")) | dict(setup.served),
                 "annotations": {FINGERPRINT: setup.scenario.policy_fingerprint},
             },
             "spec": pod_spec(setup),

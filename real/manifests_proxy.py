@@ -20,6 +20,9 @@ USER = 99
 RETRY_AFTER_S = 5
 """Where the scenario names none."""
 
+MOST_CONNECTIONS = 4000
+"""Of one proxy: each takes two of the files that a container may open, mostly 20,000 or more, at times 8,192."""
+
 BALANCE = {
     "least_connections": "balance leastconn",
     "round_robin": "balance roundrobin",
@@ -127,7 +130,7 @@ def config(setup: Setup) -> str:
     return f"""\
 global
     log stdout format raw local0 info
-    maxconn 10000
+    maxconn {MOST_CONNECTIONS}
     hard-stop-after {longest_s + 10}s
 
 defaults
@@ -151,6 +154,8 @@ resolvers cluster
     accepted_payload_size 8192
     hold valid 5s
     hold obsolete 0s
+    hold nx 5s
+    hold other 5s
     timeout resolve 1s
     timeout retry 1s
 
@@ -169,20 +174,29 @@ frontend api
 backend engines
     {balance}
     option httpchk GET /health
-    default-server check inter 2s fall 2 rise 1 {_server_limit(setup, admission)}
-    server-template engine 1-{max(1, setup.most_replicas)} {engines} resolvers cluster init-addr none
+    default-server check inter 2s fall 2 rise 1{_server_limit(setup, admission)}
+    server-template engine 1-{_slots(setup)} {engines} resolvers cluster init-addr none
 {tables}"""
+
+
+def _slots(setup: Setup) -> int:
+    """Servers at most: replicas, and sleepers that are awake."""
+    fleet = setup.scenario.cluster.fleet
+    pool = None if fleet is None else fleet.warm_pool
+    return max(1, setup.most_replicas) + (
+        pool.standby if pool is not None and setup.has_standby else 0
+    )
 
 
 def _server_limit(setup: Setup, admission: AdmissionSpec) -> str:
     """maxconn of each server; a proxy that is one of several has its share."""
     routers = setup.scenario.cluster.routing.routers
     if admission.per_replica is not None:
-        return f"maxconn {math.ceil(admission.per_replica / routers)}"
+        return f" maxconn {math.ceil(admission.per_replica / routers)}"
     if admission.limits.max_inflight is not None and not setup.is_scaled:
         replicas = max(1, setup.scenario.cluster.replicas) * routers
-        return f"maxconn {math.ceil(admission.limits.max_inflight / replicas)}"
-    return "maxconn 10000"
+        return f" maxconn {math.ceil(admission.limits.max_inflight / replicas)}"
+    return ""
 
 
 def left_out(setup: Setup) -> list[str]:

@@ -166,7 +166,7 @@ def _states(setup: Setup) -> Iterator[dict[str, Any]]:
     )
     yield _alert(
         "KvPressure",
-        f"max by (pod) (vllm:kv_cache_usage_perc{{{mine}}}) > 0.95 "
+        f"max by (pod) (avg_over_time(vllm:kv_cache_usage_perc{{{mine}}}[5m])) > 0.9 "
         f"and on (pod) sum by (pod) (vllm:num_requests_waiting{{{mine}}}) > 0",
         "5m",
         "warning",
@@ -200,7 +200,7 @@ def _drifting(setup: Setup) -> Iterator[dict[str, Any]]:
         return
     mine = f'service="{setup.name}"'
     ratio = (
-        f"tier:ttft_seconds:p99_5m{{{mine}}} / on (tier) tier:ttft_seconds:p99_predicted{{{mine}}}"
+        f"tier:ttft_seconds:p99_5m{{{mine}}} / on (tier, service) tier:ttft_seconds:p99_predicted{{{mine}}}"
     )
     yield _alert(
         "PredictionDrift",

@@ -5,15 +5,18 @@ The numbers are the scenario's, key for key. Queries get the labels of the servi
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from real.manifests_setup import Setup
 from real.manifests_text import document
 from twin.clock import PS
-from twin.cluster.keda import QueryTrigger
+from twin.cluster.fleet_spec import ScalerSpec
+from twin.cluster.keda import KedaSpec, QueryTrigger, Trigger
 from twin.cluster.metrics_path import is_exported
 from twin.cluster.objects import write_hpa, write_scaled_object
-from twin.cluster.promql import parse_query
+from twin.cluster.prediction import PredictionSpec
+from twin.cluster.promql import QueryError, parse_query
 from twin.cluster.specs import MetricSpec
 from twin.errors import InputError
 
@@ -33,10 +36,17 @@ def scaler(setup: Setup) -> list[dict[str, Any]]:
         return []
     spec = fleet.scaler
     if spec.hpa is not None:
+        for key in ("schedules", "prediction"):
+            if getattr(spec, key):
+                raise InputError(
+                    f"cluster.{key}: an HPA has neither schedules nor forecasts; write cluster.keda in the place of "
+                    "cluster.hpa, and both become triggers"
+                )
         found = write_hpa(spec.hpa, setup.name, setup.name)
-    elif spec.keda is not None:
-        found = write_scaled_object(spec.keda, setup.name, setup.name, setup.prometheus)
-        queries = {t.name: t.query for t in spec.keda.triggers if isinstance(t, QueryTrigger)}
+    elif spec.keda is not None or spec.alone is not None:
+        keda = _with_floors(setup, spec)
+        found = write_scaled_object(keda, setup.name, setup.name, setup.prometheus)
+        queries = {t.name: t.query for t in keda.triggers if isinstance(t, QueryTrigger)}
         for trigger in found["spec"]["triggers"]:
             if trigger["name"] in queries:
                 trigger["metadata"]["query"] = scoped(queries[trigger["name"]], _matchers(setup))
@@ -50,13 +60,48 @@ def scaler(setup: Setup) -> list[dict[str, Any]]:
     return [found]
 
 
+def _with_floors(setup: Setup, spec: ScalerSpec) -> KedaSpec:
+    """The ScaledObject with schedules and forecast as further triggers: KEDA's HPA takes the most of all of them."""
+    more: list[Trigger] = [
+        replace(schedule, name=f"schedule-{i}") for i, schedule in enumerate(spec.schedules)
+    ]
+    if spec.prediction is not None:
+        more.append(_forecast(setup, spec.prediction))
+    if spec.keda is not None:
+        return replace(spec.keda, triggers=(*spec.keda.triggers, *more))
+    assert spec.alone is not None
+    least, most = spec.alone
+    return KedaSpec(tuple(more), least, most)
+
+
+def _forecast(setup: Setup, spec: PredictionSpec) -> QueryTrigger:
+    """A forecast as a query over what Prometheus has kept. Raises InputError for what PromQL cannot say."""
+    rate = f'sum(rate(haproxy_frontend_http_requests_total{{proxy="api"}}[{_duration(spec.interval_ps)}]))'
+    if spec.forecaster == "seasonal_naive":
+        back_ps = spec.season_ps - spec.horizon_ps
+        window = f"[{_duration(spec.horizon_ps)}:{_duration(spec.interval_ps)}]"
+        query = f"max_over_time({rate}{window} offset {_duration(back_ps)})"
+    elif spec.forecaster == "last_value":
+        query = rate
+    else:
+        raise InputError(
+            f"cluster.prediction.forecaster: {spec.forecaster} is no query of Prometheus; last_value and "
+            f"seasonal_naive are, before_peak is a schedule (cluster.schedules), and others need a service of their own"
+        )
+    return QueryTrigger("forecast", query, round(spec.per_replica * 1000))
+
+
 def _matchers(setup: Setup) -> str:
     return f'namespace="{setup.namespace}",pod=~"{setup.name}-.+"'
 
 
 def scoped(query: str, matchers: str) -> str:
-    """The query with the matchers added to every selector."""
-    for name in sorted(parse_query(query).names, key=len, reverse=True):
+    """The query with the matchers added to every selector of vLLM's series and ours."""
+    try:
+        names = parse_query(query).names
+    except QueryError:  # with an offset or a subquery, which only Prometheus evaluates
+        names = frozenset(re.findall(r"(?:vllm|twin):[\w:]+", query))
+    for name in sorted(names, key=len, reverse=True):
         # The braces that follow a name are its own matchers; a longer name is not this one.
         pattern = rf"(?<![\w:]){re.escape(name)}(?![\w:])(?:\s*\{{([^}}]*)\}})?"
         query = re.sub(pattern, _adding(name, matchers), query)
@@ -156,7 +201,7 @@ def pod_monitor(setup: Setup) -> dict[str, Any]:
         setup.name,
         labels=dict(setup.labels("engine")),
         spec={
-            "selector": {"matchLabels": dict(setup.labels("engine"))},
+            "selector": {"matchLabels": dict(setup.served)},
             "podMetricsEndpoints": [endpoint],
         },
     )

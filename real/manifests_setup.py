@@ -64,6 +64,23 @@ class Setup:
         fleet = self.scenario.cluster.fleet
         return fleet is not None and bool(fleet.scaler.names)
 
+    @property
+    def has_standby(self) -> bool:
+        """Whether sleeping servers stand beside the replicas."""
+        fleet = self.scenario.cluster.fleet
+        pool = None if fleet is None else fleet.warm_pool
+        return pool is not None and pool.standby > 0 and not self.tiny
+
+    @property
+    def served(self) -> Mapping[str, str]:
+        """What selects the pods that requests go to: the replicas, and sleepers that are awake.
+
+        Sleepers have no label of the replicas' own Deployment: an autoscaler would count them.
+        """
+        if not self.has_standby:
+            return self.labels("engine")
+        return {"app.kubernetes.io/name": self.name, "vllm-twin/serves": "requests"}
+
     def labels(self, component: str) -> Mapping[str, str]:
         """What selects the pods of a component."""
         return {"app.kubernetes.io/name": self.name, "app.kubernetes.io/component": component}

@@ -81,10 +81,10 @@ def test_nothing_else_is_found_in_it(article):
     rules = {f.rule for f in article}
     assert len(article) == 34
     assert rules - {"network-policy"} == {
-        "priority-class", "unknown-argument", "unknown-variable", "memory", "probe-kills", "probe-delay", "metrics-port",
-        "scrape", "metric-name", "unit", "latency-target", "metrics-api", "slow-up", "slow-down", "replicas",
-        "disruption-budget", "drain", "shm", "gpu-product", "gpu-taint", "anti-affinity", "service", "admission-limit",
-        "image-tag", "security-context", "claim",
+        "priority-class", "unknown-argument", "unknown-variable", "memory", "probe-kills", "probe-delay",
+        "metrics-port", "scrape", "metric-name", "unit", "latency-target", "metrics-api", "slow-up", "slow-down",
+        "replicas", "disruption-budget", "drain", "shm", "gpu-product", "gpu-taint", "anti-affinity", "service",
+        "admission-limit", "image-tag", "security-context", "claim",
     }  # fmt: skip
 
 
@@ -202,7 +202,9 @@ RULES = {
         "secret",
         lambda k, o: o.append({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "x"}, "data": {"a": "Yg=="}}),
     ),
-    "more GPUs than arguments": ("gpu-count", lambda k, o: vllm(k)["resources"]["limits"].update({"nvidia.com/gpu": 2})),
+    "more GPUs than arguments": (
+        "gpu-count", lambda k, o: vllm(k)["resources"]["limits"].update({"nvidia.com/gpu": 2})
+    ),
     "context longer than the cache": ("memory", _argument("--max-model-len=900000")),
     "no shared memory": ("shm", lambda k, o: vllm(k)["volumeMounts"].pop(1)),
     "shared memory above the limit": (
@@ -233,7 +235,8 @@ RULES = {
     "reserved name": ("priority-class", lambda k, o: k["PriorityClass"]["metadata"].update(name="system-llm")),
     "reserved class": ("priority-class", lambda k, o: pod(k).update(priorityClassName="system-high-priority")),
     "budget for nobody": (
-        "selector", lambda k, o: k["PodDisruptionBudget", "chat-8b"]["spec"].update(selector={"matchLabels": {"app": "x"}})
+        "selector",
+        lambda k, o: k["PodDisruptionBudget", "chat-8b"]["spec"].update(selector={"matchLabels": {"app": "x"}}),
     ),
     "template that is not selected": (
         "selector", lambda k, o: k["Deployment"]["spec"].update(selector={"matchLabels": {"app": "x"}})

@@ -13,6 +13,7 @@ from real.manifests_predict import Prediction, predict
 from real.manifests_scaling import scoped
 from real.manifests_setup import FINGERPRINT, Setup
 from real.manifests_text import object_name, written
+from scripts.render_k8s import PATCHED, WHOLE
 from tests.k8s import NAMES, ROOT, SCENARIOS, kubectl, of_kind, rendered, setup_of
 from twin.cluster.manifests import arguments_of, import_manifests
 from twin.errors import InputError
@@ -275,31 +276,18 @@ def test_the_command_writes_a_folder_once(tmp_path):
 # --- the files that are shipped -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("folder", "name"),
-    [("base", "chat-8b"), ("overlays/docs-70b", "docs-70b"), ("overlays/cpu-kind", "laptop")],
-)
+@pytest.mark.parametrize(("folder", "name"), WHOLE.items())
 def test_the_shipped_overlay_is_what_its_scenario_renders(folder, name):
+    """After a change of the renderer, of the scenario or of the figures of the twin: make k8s."""
     there = {
         p.name: p.read_text() for p in (ROOT / "k8s" / folder).iterdir() if p.suffix == ".yaml"
     }
     assert there == dict(rendered(name).files)
 
 
-A100 = [
-    "hardware.gpu=A100",
-    "cluster.replicas=4",
-    "cluster.hpa.minReplicas=4",
-    "cluster.hpa.maxReplicas=14",
-    "cluster.pod.shutdown_timeout=240",
-    "cluster.pod.termination_grace_period=270",
-]
-
-
-@pytest.mark.parametrize(
-    ("overlay", "overrides"), [("h100", []), ("h200", ["hardware.gpu=H200"]), ("a100", A100)]
-)
-def test_the_patches_of_an_overlay_make_what_the_scenario_with_its_gpu_renders(overlay, overrides):
+@pytest.mark.parametrize("overlay", PATCHED)
+def test_the_patches_of_an_overlay_make_what_the_scenario_with_its_gpu_renders(overlay):
+    _, overrides = PATCHED[overlay]
     loaded = load_scenario(SCENARIOS / "chat-8b.yaml", overrides)
     prediction = predict(loaded)
     setup = Setup(loaded, numbers_of(loaded, prediction.longest_s), prediction)
