@@ -1,6 +1,6 @@
 """Does the twin decide as a live server did, step by step?
 
-    python -m benchmarks.live_decisions [--policies vllm-fcfs tiered] [--python VLLM_PYTHON]
+    python -m benchmarks.live_decisions [--policies vllm-fcfs tiered] [--overload] [--python VLLM_PYTHON]
 
 A tiny server that is short of slots and KV blocks records what its scheduler is asked and what it decides, under
 conversations that repeat their prefixes, bursts that preempt, and clients that leave. The twin's engine and policy are
@@ -51,6 +51,15 @@ DOCUMENT = {
     ],
 }  # fmt: skip
 
+OVERLOAD = [
+    {
+        "arrivals": {"process": "batch", "at": [0, 4], "size": 200},
+        "prompt_tokens": {"uniform": [20, 200]}, "output_tokens": {"uniform": [5, 30]}, "requests": 400,
+        "tiers": {"ONLINE": 0.4, "BATCH": 0.3, "OFFLINE": 0.3},
+    }
+]  # fmt: skip
+"""More than 300 requests wait."""
+
 
 def recorded(document, folder: Path, python: str) -> Path:
     """Play the traffic against a recording server; where the recording is."""
@@ -85,6 +94,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--policies", nargs="+", default=["vllm-fcfs", "tiered"])
     parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--overload", action="store_true", help="400 requests, most of which wait")
     parser.add_argument("--keep", type=Path, help="a folder for the recordings")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -97,9 +107,8 @@ def main() -> None:
         steps = folder / "steps.json"  # no step time is used: those of the recording are
         write_profile(steps, Calibration(line, (0.0, 0.0), 1, 0.0, {"all": 0.0}, 0.0, {}))
         for policy in args.policies:
-            document = tiny_document(
-                load_scenario(DOCUMENT | {"policy": policy}), folder / "model", str(steps)
-            )
+            asked = DOCUMENT | {"policy": policy} | ({"traffic": OVERLOAD} if args.overload else {})
+            document = tiny_document(load_scenario(asked), folder / "model", str(steps))
             record = recorded(document, folder, args.python)
             if args.keep:
                 shutil.copy(record, args.keep)

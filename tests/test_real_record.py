@@ -1,7 +1,12 @@
 """vLLM's scheduler, recorded, beside the twin's engine that is asked the same."""
 
 import json
+import os
 import random
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
@@ -15,12 +20,15 @@ from vllm.v1.request import Request, RequestStatus
 
 from real.decisions import RecordedKeys, _Driver, read_rows
 from real.record import make_recording_scheduler
+from real.sweep import Ask
+from real.tiny import write_tiny_model
 from tests.parity.vllm_host import make_scheduler
 from twin.engine.config import EngineConfig
 from twin.scheduling import Policy, policy_config
 
 pytestmark = pytest.mark.vllm
 
+ROOT = Path(__file__).parents[1]
 CONFIG = EngineConfig(
     max_num_seqs=5, max_num_batched_tokens=96, max_model_len=256, num_gpu_blocks=20, block_size=16,
     enable_prefix_caching=True, async_scheduling=False,
@@ -111,3 +119,48 @@ def test_keys_go_on_where_the_server_hashed_no_more():
     assert keys.upto(3)[0] == "a"
     assert len(set(keys.upto(3))) == 3
     assert RecordedKeys("s", []).upto(1) != keys.upto(2)[1:]
+
+
+def test_the_engine_in_this_process_repeats_its_steps(tmp_path):
+    """A job of two workloads: every repeat has the same steps, and the scheduler's part is within the whole."""
+    write_tiny_model(tmp_path)
+    asks = [Ask(0, 40, 4), Ask(0, 40, 4), Ask(2, 100, 2, repeats=0, cached=32)]
+    job = {
+        "engine": {
+            "model": str(tmp_path), "load_format": "dummy", "dtype": "float32", "max_model_len": 256,
+            "max_num_seqs": 4, "max_num_batched_tokens": 64, "block_size": 32, "num_gpu_blocks_override": 40,
+            "enable_prefix_caching": True, "async_scheduling": False, "enforce_eager": True,
+        },
+        "workloads": {"0": [asdict(ask) for ask in asks], "mix": [asdict(Ask(0, 10, 3))]},
+        "repeats": 2,
+        "vocabulary": 250,
+    }  # fmt: skip
+    asked, out = tmp_path / "job.json", tmp_path / "steps.jsonl"
+    asked.write_text(json.dumps(job))
+    environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "real.engine_steps", str(asked), str(out)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    of = {
+        (name, repeat): [r for r in rows if (r["workload"], r["repeat"]) == (name, repeat)]
+        for name in ("0", "mix")
+        for repeat in (0, 1)
+    }
+    for name in ("0", "mix"):
+        once, again = (
+            [
+                (r["tokens"], r["decodes"], r["context"], r["pairs"], r["seqs"])
+                for r in of[name, repeat]
+            ]
+            for repeat in (0, 1)
+        )
+        assert once == again
+    first, second, third = of["0", 0][:3]
+    # 80 tokens of prompts in steps of at most 64.
+    assert (first["tokens"], second["tokens"]) == (64, 17)
+    # What is added finds 32 of its 100 tokens: 68 are left, of which 62 fit beside two decodes.
+    assert (third["decodes"], third["tokens"]) == (2, 64)
+    assert third["pairs"] == 62 * 32 + 62 * 63 // 2
+    assert len(of["mix", 0]) == 3
+    assert all(0 < row["host_s"] < row["seconds"] for row in rows)
