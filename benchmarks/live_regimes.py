@@ -63,7 +63,7 @@ def main() -> None:
     if args.part == "calibrate":
         real(
             "calibrate", SCENARIO, "--tiny", "--model", "tiny", "--url", args.url, "--out", str(steps),
-            "--minutes", args.minutes, "--late", "0.05",
+            "--minutes", args.minutes, "--late", "0.05", "--load", "1.0",
         )  # fmt: skip
     elif args.part == "closed":
         for _ in range(args.runs):
