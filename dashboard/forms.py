@@ -68,7 +68,20 @@ class Form:
         with third:
             st.markdown("**Cluster and objectives**")
             self._cluster()
+        self._drop_objectives()
         return self.document
+
+    def _drop_objectives(self) -> None:
+        """Objectives of tiers that no request has any more would be an error that nobody made."""
+        streams, objectives = self.document.get("traffic"), self.document.get("objectives")
+        if not isinstance(streams, list) or not isinstance(objectives, dict):
+            return
+        shares = [stream.get("tiers") if isinstance(stream, dict) else None for stream in streams]
+        if not all(shares):
+            return
+        known = {tier for share in shares for tier in share or ()}
+        for tier in [tier for tier in objectives if tier not in known]:
+            del objectives[tier]
 
     # --- traffic --------------------------------------------------------------------------
 
