@@ -1,7 +1,9 @@
 """The command `twin-real`: the shared scheduler on a real engine."""
 
-from importlib import import_module
+import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
 
 import typer
 
@@ -15,7 +17,10 @@ from real import (
     cli_replay,
     cli_serve,
 )
-from real.vllm_names import VLLM_NAMES, missing_names
+from real.server import child_environment
+from real.vllm_names import tell_names
+from twin.errors import InputError
+from twin.terminal import errors
 
 app = typer.Typer(name="twin-real", no_args_is_help=True, add_completion=False)
 
@@ -40,20 +45,23 @@ def _options(
 
 
 @app.command()
-def check() -> None:
+def check(
+    python: Annotated[
+        str,
+        typer.Option(metavar="PROGRAM", help="Python interpreter that has vLLM, if not this one."),
+    ] = sys.executable,
+) -> None:
     """Say whether the installed vLLM has every name the plug-in relies on; status 1 if not."""
+    with errors():
+        raise typer.Exit(tell_names() if python == sys.executable else _tell_names_of(python))
+
+
+def _tell_names_of(python: str) -> int:
+    script = "import sys; from real.vllm_names import tell_names; sys.exit(tell_names())"
     try:
-        vllm = import_module("vllm")
-    except ImportError as error:
-        typer.echo(f"vLLM cannot be imported here: {error}", err=True)
-        raise typer.Exit(1) from None
-    missing = missing_names()
-    found = len(VLLM_NAMES) - len(missing)
-    typer.echo(f"vLLM {vllm.__version__}: {found} of {len(VLLM_NAMES)} names found")
-    for name in missing:
-        typer.echo(f"missing: {name}", err=True)
-    if missing:
-        raise typer.Exit(1)
+        return subprocess.run([python, "-c", script], env=child_environment({})).returncode
+    except OSError as error:
+        raise InputError(f"--python {python}: cannot be run: {error.strerror}") from None
 
 
 app.command()(cli_serve.serve)

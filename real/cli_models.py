@@ -1,7 +1,6 @@
 """`twin-real models`: several scenarios under one memory budget."""
 
 import re
-import signal
 import sys
 import tempfile
 import threading
@@ -23,6 +22,7 @@ from real.server import (
     check_port,
     check_vllm,
     free_port,
+    on_ending_signals,
     say_to_stderr,
 )
 from real.tiny import CONFIG, write_tiny_model
@@ -103,8 +103,7 @@ def models(
         stack.callback(offered.cache.close)
         listening = front(offered, host, port)
         stop = threading.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda number, frame: stop.set())
+        stack.enter_context(on_ending_signals(lambda number, frame: stop.set()))
         say_to_stderr(
             f"ready: http://{host}:{port}, {', '.join(offers)} within {budget_bytes:,} bytes"
         )

@@ -11,18 +11,21 @@ from typing import Annotated, Any
 
 import typer
 
-from real.command import Serving, serve_command
-from real.middleware import HEADERS, check_headers
+from real.command import Serving, check_more, serve_command
+from real.hints import HEADERS, check_headers
 from real.models import prefetch_in_background
 from real.server import (
+    START_LIMIT_S,
     Server,
     Stopped,
     check_model,
     check_port,
     check_vllm,
     free_port,
+    on_ending_signals,
     run_server,
     say_to_stderr,
+    source_path,
 )
 from real.tiny import BLOCK_SIZE, MAX_MODEL_LEN, NAME, write_tiny_model
 from twin.errors import InputError
@@ -31,6 +34,8 @@ from twin.terminal import complain, errors, write
 
 FAILED = 1
 """Exit status of a server that ended by itself."""
+NO_KEY = {"VLLM_API_KEY": ""}
+"""The demo's own client has none."""
 
 ScenarioFile = Annotated[
     Path, typer.Argument(metavar="SCENARIO", help="Scenario file (YAML).", show_default=False)
@@ -94,6 +99,10 @@ def serve(
             min=0, metavar="SECONDS", help="How long accepted requests may take after a signal."
         ),
     ] = 600.0,
+    start_limit: Annotated[
+        float,
+        typer.Option(min=0, metavar="SECONDS", help="How long vLLM may take until it listens."),
+    ] = START_LIMIT_S,
     python: Python = sys.executable,
     log: Echo = False,
 ) -> None:
@@ -101,8 +110,13 @@ def serve(
 
     Exit status 0 after a drain, 1 if the server ended by itself or lost a request, 2 for bad input.
     """
-    with errors():
+    with errors(), on_ending_signals(_interrupt):
         loaded = load_scenario(scenario, overrides or [])
+        if loaded.policy is None and (reject or header):
+            option = "--reject-bad-hints" if reject else "--header"
+            raise InputError(
+                f"{option}: policy {loaded.policy_name} reads no hints; leave it out, or name another policy"
+            )
         serving = Serving(
             python=python,
             model=model or loaded.model.name,
@@ -115,13 +129,17 @@ def serve(
         )
         with prepared(loaded, serving, tiny) as (loaded, serving):
             command = serve_command(loaded, serving)
+            check_more(command, serving.more)
             if show:
-                write(shlex.join(command) + "\n")
+                write(_printed(command, serving, tiny))
                 return
             check_vllm(python, loaded.engine.version)
             check_model(serving.model)
             check_port(host, port)
-            _run(loaded, serving, command, drain, log)
+            server = Server(command, host, port, sys.stderr.write if log else None)
+            if Path(serving.model).is_dir() and not serving.dummy:
+                prefetch_in_background(Path(serving.model), say_to_stderr)
+            _guarded(server, loaded, serving, drain, None, start_limit)
 
 
 def demo(
@@ -132,7 +150,7 @@ def demo(
     log: Echo = False,
 ) -> None:
     """Start the tiny model under a scenario's policy, send mixed requests, show each tier's latency, stop."""
-    with errors():
+    with errors(), on_ending_signals(_interrupt):
         try:
             from real.demo import play_demo  # the one command that is a client, too
         except ImportError as error:
@@ -146,20 +164,33 @@ def demo(
             command = serve_command(loaded, serving)
             check_vllm(python, loaded.engine.version)
             server = Server(command, serving.host, serving.port, sys.stderr.write if log else None)
-            _guarded(
-                server,
-                loaded,
-                serving,
-                60.0,
-                lambda: write(play_demo(server.url, NAME, loaded, requests)),
-            )
+            told: list[str] = []
+
+            def play() -> None:
+                told.append(play_demo(server.url, NAME, loaded, requests))
+
+            try:
+                _guarded(server, loaded, serving, 60.0, play, more=NO_KEY)
+            finally:
+                if told:
+                    write(told[0])
 
 
-def _run(loaded: Scenario, serving: Serving, command: list[str], drain: float, log: bool) -> None:
-    server = Server(command, serving.host, serving.port, sys.stderr.write if log else None)
-    if Path(serving.model).is_dir() and not serving.dummy:
-        prefetch_in_background(Path(serving.model), say_to_stderr)
-    _guarded(server, loaded, serving, drain, None)
+def _interrupt(number: int, frame: Any) -> None:
+    """Before a server runs, whatever ends the command ends it as Ctrl-C does: temporary folders go."""
+    raise KeyboardInterrupt
+
+
+def _printed(command: list[str], serving: Serving, tiny: bool) -> str:
+    """The command as a shell takes it, with the environment it needs."""
+    shown = ['PROMETHEUS_MULTIPROC_DIR="$(mktemp -d)"']
+    if (source := source_path()) is not None:
+        shown.append(f"PYTHONPATH={shlex.quote(source)}")
+    shown += [f"{name}={value}" for name, value in server_environment(serving).items()]
+    if tiny:
+        complain("FOLDER: --tiny makes its model when it serves, in a folder that goes with it")
+        command = ["FOLDER" if word == str(serving.model) else word for word in command]
+    return " ".join([*shown, shlex.join(command)]) + "\n"
 
 
 def _guarded(
@@ -168,11 +199,14 @@ def _guarded(
     serving: Serving,
     drain: float,
     on_ready: Callable[[], None] | None,
+    start_limit: float = START_LIMIT_S,
+    more: dict[str, str] | None = None,
 ) -> None:
-    extra = server_environment(serving)
+    extra = server_environment(serving) | (more or {})
+    longest = loaded.engine.max_model_len
     try:
         run_server(
-            server, extra, serving.name, loaded.engine.max_model_len, drain, say_to_stderr, on_ready
+            server, extra, serving.name, longest, drain, say_to_stderr, on_ready, start_limit
         )
     except Stopped as error:
         complain(f"error: {error}")
@@ -192,13 +226,17 @@ def server_environment(serving: Serving) -> dict[str, str]:
 def _headers(named: list[str] | None) -> dict[str, str]:
     if named is None:
         return HEADERS
-    pairs = [pair.partition("=") for pair in named]
-    headers = {name.strip().lower(): field for name, _, field in pairs}
+    pairs = []
+    for pair in named:
+        name, is_pair, field = pair.partition("=")
+        if not is_pair:
+            raise InputError(f"--header {pair}: must be NAME=FIELD, such as X-Class=tier")
+        pairs.append((name, field))
     try:
-        check_headers(headers)
+        check_headers(pairs)
     except ValueError as error:
         raise InputError(f"--header: {error}") from None
-    return headers
+    return {name.lower(): field for name, field in pairs}
 
 
 @contextmanager

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from real.hints import CONFIG_KEY
-from real.middleware import HEADERS
+from real.hints import CONFIG_KEY, HEADERS
 from twin.errors import InputError
 from twin.scenario import Scenario
 
@@ -100,6 +99,59 @@ def serve_command(scenario: Scenario, serving: Serving) -> list[str]:
         elif value is not None:
             command += [f"--{name}", str(value)]
     return [*command, *serving.more]
+
+
+_REFUSED = {
+    "host": "--host",
+    "port": "--port",
+    "served-model-name": "--name",
+    "model": "--model",
+    "scheduling-policy": "--set policy=",
+    "scheduler-cls": "--set policy=",
+    "tensor-parallel-size": "--set hardware.tensor_parallel_size=",
+    "dtype": "--set hardware.dtype=",
+    "load-format": "--tiny",
+    "additional-config": "--header, --reject-bad-hints and --set policy=",
+    "shutdown-timeout": "--drain",
+}
+"""Argument of vLLM -> what to use instead; those of the engine are keys of the scenario."""
+_IMPOSSIBLE = {
+    "uds": "the server listens on --host and --port",
+    "api-server-count": "one API server drains, several cannot",
+    "headless": "it would not listen",
+    "grpc": "the plug-in stands in front of HTTP",
+    "ssl-keyfile": "leave TLS to what stands before the server",
+    "ssl-certfile": "leave TLS to what stands before the server",
+    "config": "name what it holds after --",
+}
+"""Argument of vLLM -> why `twin-real serve` cannot do with it."""
+_ALLOWED_TWICE = {"middleware"}
+"""vLLM adds these to those that it has."""
+_SHORT = {"-tp": "tensor-parallel-size", "-asc": "api-server-count", "-q": "quantization"}
+
+
+def check_more(command: Sequence[str], more: Sequence[str]) -> None:
+    """Raise InputError for arguments after `--` that contradict what `command`, which ends in them, says already."""
+    said = {_name(word) for word in command[: len(command) - len(more)]}
+    for word in more:
+        name = _name(word)
+        if name is None or name in _ALLOWED_TWICE:
+            continue
+        if name in _IMPOSSIBLE:
+            raise InputError(f"-- {word}: not with twin-real serve: {_IMPOSSIBLE[name]}")
+        if name in said or name in _REFUSED:
+            instead = _REFUSED.get(name, f"--set engine.{name.replace('-', '_')}=")
+            raise InputError(f"-- {word}: twin-real serve sets --{name} itself; use {instead}")
+
+
+def _name(word: str) -> str | None:
+    """The argument that a word names, without what is set below it or with it; None for a value."""
+    word = word.partition("=")[0]
+    if word in _SHORT:
+        return _SHORT[word]
+    if not word.startswith("--"):
+        return None
+    return word[2:].partition(".")[0].replace("_", "-").removeprefix("no-")
 
 
 def _settings(scenario: Scenario, serving: Serving) -> dict[str, Any]:

@@ -18,11 +18,17 @@ SHARES = (0.5, 0.3, 0.2)
 """Of the requests, by tier from the most urgent on; further tiers get none."""
 
 
+Samples = dict[str, list[tuple[dict[str, str], float]]]
+"""Name -> (labels, value) of every sample."""
+
+
 def play_demo(url: str, model: str, scenario: Scenario, requests: int) -> str:
     """Send the requests; a table by tier from the server's metrics, and one line on what the clients saw."""
     tiers = () if scenario.policy is None else scenario.policy.tiers
+    before = samples(fetch_metrics(url))
     replies = asyncio.run(play(url, model, list(_calls(tiers, requests))))
-    return report(fetch_metrics(url), replies)
+    after = samples(fetch_metrics(url))
+    return report(since(before, after), replies)
 
 
 def _calls(tiers: tuple[TierConfig, ...], requests: int) -> Iterator[Call]:
@@ -46,66 +52,86 @@ def fetch_metrics(url: str) -> str:
         connection.close()
 
 
-def samples(metrics: str) -> dict[str, list[tuple[dict[str, str], float]]]:
-    """Name -> (labels, value) of every sample."""
-    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+def samples(metrics: str) -> Samples:
+    """What an exposition holds."""
+    found: Samples = {}
     for family in text_string_to_metric_families(metrics):
         for sample in family.samples:
             found.setdefault(sample.name, []).append((sample.labels, sample.value))
     return found
 
 
-def quantile(buckets: list[tuple[float, float]], q: float) -> float | None:
-    """As Prometheus estimates it from (upper bound, cumulative count); None without observations."""
+def since(before: Samples, after: Samples) -> Samples:
+    """What has been counted since then: the warm-up's requests are in a server's metrics, too."""
+    then = {(n, frozenset(labels.items())): v for n, all_ in before.items() for labels, v in all_}
+    return {
+        name: [
+            (labels, value - then.get((name, frozenset(labels.items())), 0.0))
+            for labels, value in all_
+        ]
+        for name, all_ in after.items()
+    }
+
+
+def bound(buckets: list[tuple[float, float]], q: float) -> float | None:
+    """The upper bound of the bucket in which a quantile lies, of (upper bound, cumulative count); None without any.
+
+    Nothing is interpolated: histograms with different buckets would contradict each other.
+    """
     buckets = sorted(buckets)
     total = buckets[-1][1] if buckets else 0.0
     if total == 0:
         return None
-    rank, below, low = q * total, 0.0, 0.0
-    for bound, count in buckets:
-        if count >= rank:
-            if bound == float("inf"):
-                return low
-            return low + (bound - low) * (rank - below) / (count - below)
-        below, low = count, bound
-    return low
+    return next(bound for bound, count in buckets if count >= q * total)
 
 
-def report(metrics: str, replies: list[Reply]) -> str:
-    """The table."""
-    found = samples(metrics)
-    tiers = list(
-        dict.fromkeys(labels["tier"] for labels, _ in found.get("twin:requests_total", ()))
-    )
-    lines = [
-        f"{'tier':<10}{'requests':>9}{'TTFT p50':>10}{'p99':>9}{'queue p50':>11}{'p99':>9}{'E2E p50':>9}{'p99':>9}"
-        "   seconds, from /metrics"
-    ]
+LATENCIES = (
+    ("TTFT", "time_to_first_token_seconds"),
+    ("queue", "request_queue_time_seconds"),
+    ("E2E", "e2e_request_latency_seconds"),
+)
+
+
+def report(found: Samples, replies: list[Reply]) -> str:
+    """The table: by tier, or of all requests where vLLM's own order rules and only its own metrics are there."""
+    heads = "".join(f"{f'{name} mean':>12}{'p99':>9}" for name, _ in LATENCIES)
+    lines = [f"{'tier':<10}{'requests':>9}{heads}   seconds, from /metrics"]
+    tiers = dict.fromkeys(labels["tier"] for labels, _ in found.get("twin:requests_total", ()))
     for tier in tiers:
-        count = sum(
-            value
-            for labels, value in found["twin:requests_total"]
-            if labels["tier"] == tier and labels["outcome"] == "completed"
-        )
-        cells = [f"{tier:<10}{count:>9.0f}"]
-        for name, widths in (
-            ("time_to_first_token_seconds", (10, 9)),
-            ("request_queue_time_seconds", (11, 9)),
-            ("e2e_request_latency_seconds", (9, 9)),
-        ):
-            buckets = [
-                (float(labels["le"]), value)
-                for labels, value in found.get(f"twin:{name}_bucket", ())
-                if labels["tier"] == tier
-            ]
-            for q, width in zip((0.5, 0.99), widths, strict=True):
-                value = quantile(buckets, q)
-                cells.append(f"{'-' if value is None else format(value, '.3f'):>{width}}")
-        lines.append("".join(cells))
+        count = _sum(found, "twin:requests_total", {"tier": tier, "outcome": "completed"})
+        lines.append(_row(found, tier, count, "twin:", {"tier": tier}))
+    if not tiers:
+        lines.append(_row(found, "all", _sum(found, "vllm:request_success_total", {}), "vllm:", {}))
     whole = sum(len(r.token_s) == r.call.max_tokens for r in replies)
-    preempted = sum(value for _, value in found.get("vllm:num_preemptions_total", ()))
+    preempted = _sum(found, "vllm:num_preemptions_total", {})
     lines.append(
         f"{whole} of {len(replies)} replies complete, {preempted:.0f} preemptions, "
         f"last reply after {max((r.end_s or 0.0) for r in replies):.1f} s"
     )
     return "\n".join(lines) + "\n"
+
+
+def _row(found: Samples, head: str, count: float, prefix: str, labels: dict[str, str]) -> str:
+    cells = [f"{head:<10}{count:>9.0f}"]
+    for _, latency in LATENCIES:
+        name = prefix + latency
+        observed = _sum(found, f"{name}_count", labels)
+        mean = _sum(found, f"{name}_sum", labels) / observed if observed else None
+        cells.append(f"{'-' if mean is None else format(mean, '.3f'):>12}")
+        counts: dict[float, float] = {}
+        for own, value in _matching(found, f"{name}_bucket", labels):
+            upper = float(own["le"])
+            counts[upper] = counts.get(upper, 0.0) + value
+        p99 = bound(list(counts.items()), 0.99)
+        cells.append(f"{'-' if p99 is None else f'<= {p99:g}':>9}")
+    return "".join(cells)
+
+
+def _matching(
+    found: Samples, name: str, labels: dict[str, str]
+) -> Iterator[tuple[dict[str, str], float]]:
+    return ((own, v) for own, v in found.get(name, ()) if labels.items() <= own.items())
+
+
+def _sum(found: Samples, name: str, labels: dict[str, str]) -> float:
+    return sum(value for _, value in _matching(found, name, labels))

@@ -155,13 +155,14 @@ def server_cache(
         say(f"{server.url} {'sleeps' if sleeps else 'is stopped'}{lost}")
         return sleeps
 
+    def end(server: Server) -> None:
+        if not server.stop():
+            say(f"{server.url} did not end when it was told to, and was killed")
+
     def wake(server: Server) -> None:
         server.wake_up()
         server.announce_ready()
         say(f"{server.url} is awake")
-
-    def end(server: Server) -> None:
-        server.stop()
 
     return ModelCache(
         budget_bytes,

@@ -19,7 +19,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import Request, RequestStatus
 
 from real.exporter import Exporter, State, is_visible
-from real.hints import CONFIG_KEY, DEFAULT_POLICY, read_hints
+from real.hints import DEFAULT_POLICY, PRIORITY, read_hints, read_settings
 from real.vllm_names import check_scheduler, check_version
 from real.waiting import ArrivalOrder, KvHoldingQueue, PolicyQueue, Tracked
 from twin.scheduling import Job, Plan, Policy, fingerprint, policy_config
@@ -36,7 +36,7 @@ class PolicyScheduling:
     def __init__(self, vllm_config: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config=vllm_config, **kwargs)
         check_scheduler(self)
-        settings = (vllm_config.additional_config or {}).get(CONFIG_KEY, {})
+        settings = read_settings(vllm_config.additional_config)
         self.policy_config = policy_config(settings.get("policy", DEFAULT_POLICY))
         self.policy: Any = Policy(self.policy_config, self.max_model_len)
         self.policy_fingerprint = fingerprint(self.policy_config)
@@ -232,9 +232,8 @@ class PolicyScheduling:
         for name, problem in wrong.items():
             if name not in self._bad_hints:
                 self._bad_hints.add(name)
-                logger.warning(
-                    "vllm_xargs.%s %s; the default is used, now and later", name, problem
-                )
+                where = name if name == PRIORITY else f"vllm_xargs.{name}"
+                logger.warning("%s %s; the default is used, now and later", where, problem)
             self._export(lambda exporter, name=name: exporter.bad_hint(name))
         arrival = self.arrival_of(request)
         return Job(

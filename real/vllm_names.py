@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import sys
 from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
@@ -72,6 +73,10 @@ VLLM_NAMES: tuple[str, ...] = (
     "vllm.v1.engine:EngineCoreOutput.stop_reason",
     "vllm.v1.engine:EngineCoreOutputs.outputs",
     "vllm.v1.engine:FinishReason.ABORT",
+    "vllm.v1.engine.async_llm:AsyncLLM.generate",
+    "vllm.v1.engine.async_llm:AsyncLLM.output_processor",
+    "vllm.v1.engine.output_processor:OutputProcessor.get_num_unfinished_requests",
+    "vllm.sampling_params:SamplingParams.extra_args",
 )
 """`module:attribute.attribute`. Most are not part of a public interface and may change with any release."""
 
@@ -102,6 +107,20 @@ def _has(found: Any, path: str) -> bool:
             return False
         found = getattr(found, attribute)
     return True
+
+
+def tell_names() -> int:
+    """Say how many of the names the installed vLLM has, and which it lacks: exit status 0 if none, else 1."""
+    try:
+        vllm = import_module("vllm")
+    except ImportError as error:
+        sys.stderr.write(f"vLLM cannot be imported here: {error}\n")
+        return 1
+    missing = missing_names()
+    found = len(VLLM_NAMES) - len(missing)
+    sys.stdout.write(f"vLLM {vllm.__version__}: {found} of {len(VLLM_NAMES)} names found\n")
+    sys.stderr.writelines(f"missing: {name}\n" for name in missing)
+    return 1 if missing else 0
 
 
 def missing_names(names: Iterable[str] = VLLM_NAMES) -> list[str]:

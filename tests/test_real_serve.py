@@ -2,13 +2,17 @@
 
 import json
 import os
+import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -22,7 +26,7 @@ SCENARIO = "examples/real-demo.yaml"
 # Plays an interpreter that has vLLM: answers the probe, and serves what a server must.
 FAKE = """\
     #!{python}
-    import json, os, sys, threading, time
+    import json, os, signal, sys, threading, time
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
     if sys.argv[1] == "-c":
@@ -35,7 +39,16 @@ FAKE = """\
         print("ERROR Traceback: ValueError: No common block size for 16", flush=True)
         sys.exit(3)
     port = int(sys.argv[sys.argv.index("--port") + 1])
-    state = {{"ready": False, "posts": 0, "draining": False, "left": 0}}
+    token, key = os.environ["TWIN_CONTROL_TOKEN"], os.environ.get("WANTED_KEY")
+    if mode == "mute":
+        print("INFO loading", flush=True)
+        time.sleep(60)
+    if mode == "late":
+        print(f"ERROR binding ('127.0.0.1', {{port}}): address already in use", flush=True)
+        time.sleep(60)
+    if mode == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    state = {{"ready": False, "posts": 0, "draining": 0, "left": 0}}
 
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *args): pass
@@ -48,7 +61,14 @@ FAKE = """\
         def do_GET(self):
             if self.path == "/twin/status":
                 state["left"] = max(0, state["left"] - 1)
-                self.answer(200, {{"state": "x", "in_flight": state["left"]}})
+                if state["draining"] and mode == "silent":
+                    state["draining"] -= 1
+                    self.answer(500, {{}})
+                    return
+                ours = {{"is_yours": True}} if self.headers["X-Twin-Control"] == token else {{}}
+                where = "in_engine" if mode == "background" else "in_flight"
+                told = {{"state": "x", "in_flight": 0, "in_engine": 0, where: state["left"]}}
+                self.answer(200, told | ours)
             else:
                 self.answer(503 if mode == "sick" and state["ready"] else 200, {{}})
         def do_POST(self):
@@ -60,9 +80,11 @@ FAKE = """\
                     threading.Timer(0.5, lambda: (print("RuntimeError: out of luck", flush=True), os._exit(9))).start()
                 self.answer(200, {{"policy_fingerprint": "abc"}})
             elif self.path == "/twin/drain":
-                state["left"] = 4
+                state["left"], state["draining"] = 4, 3
                 print("told to drain", flush=True)
                 self.answer(200, {{}})
+            elif key and self.headers["Authorization"] != f"Bearer {{key}}":
+                self.answer(401, {{"error": "Unauthorized"}})
             else:
                 state["posts"] += 1
                 failing = mode == "cold" and state["posts"] <= 2 or mode == "broken"
@@ -127,7 +149,7 @@ def refused(*options, **more):
 
 
 def options_of(out):
-    words = shlex.split(out)
+    words = [word for word in shlex.split(out) if not re.match(r"[A-Z_]+=", word)]
     return words[: words.index("serve")], words[words.index("serve") + 1 :]
 
 
@@ -197,6 +219,43 @@ def test_the_tiny_model_keeps_the_tokens_of_the_cache():
     assert options[options.index("--load-format") + 1] == "dummy"
 
 
+def test_the_printed_command_runs_as_it_is():
+    """Its environment is there, and a folder that is not is not named."""
+    _, out, err = serve("--print", "--tiny")
+    assert out.startswith('PROMETHEUS_MULTIPROC_DIR="$(mktemp -d)" PYTHONPATH=')
+    assert " VLLM_CPU_KVCACHE_SPACE=1 " in out
+    assert options_of(out)[1][0] == "FOLDER"
+    assert err == "FOLDER: --tiny makes its model when it serves, in a folder that goes with it\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--port", "8162"], "-- --port: twin-real serve sets --port itself; use --port"),
+        (["--port=8162"], "use --port"),
+        (["--host", "::"], "use --host"),
+        (["--served_model_name", "x"], "use --name"),
+        (["--max-num-seqs", "4"], "use --set engine.max_num_seqs="),
+        (["--enable-prefix-caching"], "use --set engine.enable_prefix_caching="),
+        (["--additional-config.twin.policy", "fcfs"], "use --header, --reject-bad-hints and"),
+        (["--scheduling-policy", "priority"], "use --set policy="),
+        (["-tp", "2"], "use --set hardware.tensor_parallel_size="),
+        (["--api-server-count", "2"], "one API server drains, several cannot"),
+        (["-asc=2"], "one API server drains, several cannot"),
+        (["--ssl-keyfile", "x"], "leave TLS to"),
+        (["--uds", "x"], "listens on --host and --port"),
+    ],
+)
+def test_arguments_of_vllm_that_contradict_its_own(more, message):
+    assert message in refused("--print", "--", *more)
+
+
+def test_other_arguments_of_vllm_go_through():
+    more = ["--max-num-queued-reqs", "5", "--middleware", "own.Middleware", "--api-key", "a", "b"]
+    status, out, _ = serve("--print", "--", *more)
+    assert (status, options_of(out)[1][-len(more) :]) == (0, more)
+
+
 # --- what is refused ------------------------------------------------------------------------------
 
 
@@ -237,9 +296,39 @@ def test_a_folder_without_a_model(fake, tmp_path):
     assert "there is no folder" in error
 
 
-def test_headers_that_mean_nothing():
-    error = refused("--print", "--header", "X-Class=colour")
-    assert "'colour' is none of tier, tenant, ttft_s, total_s" in error
+@pytest.mark.parametrize(
+    ("headers", "message"),
+    [
+        (["X-Class=colour"], "'colour' is none of tier, tenant, ttft_s, total_s"),
+        (["x-漢=tier"], "'x-漢' cannot be the name of a header"),
+        (["=tier"], "'' cannot be the name of a header"),
+        (["x y=tier"], "'x y' cannot be the name of a header"),
+        (["x-a"], "--header x-a: must be NAME=FIELD"),
+        (["x-a=tier", "x-A=tenant"], "header x-A is there twice"),
+    ],
+)
+def test_headers_that_mean_nothing(headers, message):
+    options = [word for header in headers for word in ("--header", header)]
+    assert message in refused("--print", *options)
+
+
+@pytest.mark.parametrize("option", [["--reject-bad-hints"], ["--header", "x-a=tier"]])
+def test_hints_where_no_policy_reads_them(option):
+    error = refused("--print", "--set", "policy=vllm-fcfs", *option)
+    assert f"{option[0]}: policy vllm-fcfs reads no hints" in error
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("true", "does not answer as a Python interpreter does"),
+        ("false", "fails with status 1: it said nothing"),
+        ("echo", "does not answer as a Python interpreter does"),
+    ],
+)
+def test_programs_that_are_no_interpreters(program, message):
+    found = shutil.which(program)
+    assert f"--python {found}: {message}" in refused("--tiny", "--python", found)
 
 
 # --- the life of a server -------------------------------------------------------------------------
@@ -284,6 +373,146 @@ def test_requests_that_are_not_answered_in_time_are_told(fake):
     rest = process.communicate(timeout=30)[1]
     assert process.returncode == 1
     assert rest.splitlines()[-1] == "error: 3 accepted requests were not answered in 0 s"
+
+
+@pytest.mark.parametrize("mode", ["silent", "background"])
+def test_a_drain_waits_for_what_it_cannot_see(fake, mode):
+    """A server that does not say what is left, and requests that are left without a connection."""
+    process = serve("--tiny", "--python", fake(mode), "--port", str(free_port()), wait=False)
+    lines_until(process, "twin-real: ready")
+    process.terminate()
+    rest = process.communicate(timeout=30)[1]
+    assert process.returncode == 0
+    assert "draining: 1 requests left" in rest
+
+
+def test_a_server_that_has_to_be_killed_may_have_lost_something(fake):
+    """Beside it one that gets a second signal, which does not wait."""
+    patience = (
+        "import real.server as s; s.STOP_PATIENCE_S = 1.0; s.Server.stop.__defaults__ = (1.0,); "
+    )
+    command = [sys.executable, "-c", patience + "from real.cli import main; main()"]
+    options = [
+        "serve",
+        SCENARIO,
+        "--tiny",
+        "--python",
+        fake("stubborn"),
+        "--port",
+        str(free_port()),
+    ]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([*command, *options], cwd=ROOT, stderr=pipe, text=True)
+    STARTED.append(process)
+    lines_until(process, "twin-real: ready")
+    process.terminate()
+    rest = process.communicate(timeout=30)[1]
+    assert process.returncode == 1
+    assert "error: vLLM did not end within 1 s and was killed" in rest
+
+
+@pytest.mark.parametrize("way", [["--", "--api-key", "k", "other"], ["--", "--api-key=k"], []])
+def test_the_warm_up_has_the_key(fake, way):
+    env = {"WANTED_KEY": "k", **({} if way else {"VLLM_API_KEY": "k"})}
+    options = ["--tiny", "--python", fake(), "--port", str(free_port()), *way]
+    process = serve(*options, wait=False, **env)
+    lines_until(process, "twin-real: ready")
+
+
+def test_a_key_that_nobody_named(fake):
+    options = ["--tiny", "--python", fake(), "--port", str(free_port())]
+    status, _, err = serve(*options, WANTED_KEY="k")
+    assert status == 1
+    assert err.splitlines()[-1].endswith("; name the key with --api-key or VLLM_API_KEY")
+
+
+def test_a_port_that_is_taken_after_the_check(fake):
+    """By vLLM's own word, and by another server that answers there."""
+    port = str(free_port())
+    status, _, err = serve("--tiny", "--python", fake("late"), "--port", port)
+    assert status == 1
+    assert f"error: --port {port}: another program listens on 127.0.0.1:{port}" in err
+
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *args):
+            pass
+
+    process = serve("--tiny", "--python", fake("mute"), "--port", port, wait=False)
+    lines_until(process, "twin-real: starting")
+    with ThreadingHTTPServer(("127.0.0.1", int(port)), Other) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        err = process.communicate(timeout=20)[1]
+        other.shutdown()
+    assert process.returncode == 1
+    assert f"error: --port {port}: another program listens on 127.0.0.1:{port}" in err
+
+
+def test_a_server_that_never_listens(fake):
+    options = ["--tiny", "--start-limit", "1", "--python", fake("mute"), "--port", str(free_port())]
+    status, _, err = serve(*options)
+    assert status == 1
+    last = err.splitlines()[-1]
+    assert "does not listen on 127.0.0.1:" in last
+    assert last.endswith("after 1 s; its last line: INFO loading")
+
+
+def children_of(process):
+    path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    found = [
+        int(pid) for path in path.parents[1].glob("*/children") for pid in path.read_text().split()
+    ]
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc, as on Linux")
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGKILL", "SIGINT"])
+def test_nothing_is_left_whatever_ends_it(fake, tmp_path, name):
+    options = ["--tiny", "--python", fake(), "--port", str(free_port())]
+    process = serve(*options, wait=False, TMPDIR=str(tmp_path))
+    lines_until(process, "twin-real: ready")
+    [child] = children_of(process)
+    process.send_signal(getattr(signal, name))
+    process.communicate(timeout=30)
+    until = time.monotonic() + 10
+    while Path(f"/proc/{child}/cmdline").exists() and Path(f"/proc/{child}/cmdline").read_bytes():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    if name != "SIGKILL":
+        assert process.returncode == 0
+        assert not list(tmp_path.glob("twin-*"))
+
+
+def test_a_signal_that_was_ignored_from_the_start_stays_so(fake):
+    options = ["--tiny", "--python", fake(), "--port", str(free_port())]
+    command = ["nohup", sys.executable, "-m", "real", "serve", SCENARIO, *options]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+    STARTED.append(process)
+    lines_until(process, "twin-real: ready")
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.5)
+    assert process.poll() is None
+
+
+def test_ctrl_c_while_the_command_is_being_loaded():
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", "-m", "real", "serve", SCENARIO, "--print"],
+        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    STARTED.append(process)
+    lines_until(process, "twin.errors")
+    process.send_signal(signal.SIGINT)
+    rest = process.communicate(timeout=30)[1]
+    assert process.returncode == 130
+    assert "Traceback" not in rest
+    assert rest.splitlines()[-1] == "interrupted"
 
 
 def test_a_warm_up_that_keeps_failing(fake, monkeypatch):
