@@ -85,7 +85,7 @@ def test_uses_of_the_time_are_those_of_a_model_that_looks_at_every_step(
             if not alive[request] or outcome[request.rid] == "timed_out":
                 spent["wasted"] += each * tokens
             else:
-                again = step.again.get(request, 0)
+                again = (step.again or {}).get(request, 0)
                 spent["recomputed"] += each * again
                 spent["useful"] += each * (tokens - again)
     spent["idle"] = result.simulated_ps - sum(spent.values())

@@ -45,21 +45,19 @@ def on_timelines(draw):
     """Records whose tokens came with the steps of two engines, some from a run that was cut."""
     lines = []
     for _ in range(2):
-        line = Timeline()
-        line.first = draw(st.integers(0, 3))
+        line = Timeline(draw(st.integers(0, 3)))
         now = 0
         for gap in draw(st.lists(st.integers(0, 3) | st.integers(0, PS), min_size=1, max_size=30)):
+            line.add(1, now, gap, 0)
             now += gap
-            line.ends_ps.append(now)
         lines.append(line)
     found = []
     for index in range(draw(st.integers(0, 12))):
         record = draw(records(index=index))
         if record.itl_ps and draw(st.booleans()):
             line = draw(st.sampled_from(lines))
-            first = draw(st.integers(0, len(line.ends_ps) - 1))
-            last = draw(st.integers(first, len(line.ends_ps) - 1))
-            gaps = StepGaps(line, line.first + first, line.first + last)
+            first = draw(st.integers(line.first, line.last))
+            gaps = StepGaps(line, first, draw(st.integers(first, line.last)))
             record = replace(record, itl_ps=gaps, output_tokens=1 + len(gaps), replica=0)
         found.append(record)
     return found

@@ -6,9 +6,13 @@ Engine and SimPy therefore count whole picoseconds; seconds appear only where pe
 
 import math
 from fractions import Fraction
+from typing import Final
 
-PS = 10**12
+PS: Final = 10**12
 """Picoseconds in a second."""
+
+NEVER_PS: Final = 1 << 63
+"""Later than any instant of a run. An infinity would make a float of it, which cannot hold a long run's picoseconds."""
 
 
 def to_ps(seconds: float | int | str) -> int:
@@ -32,8 +36,8 @@ def ceil_ps(seconds: float) -> int:
     """
     n, d = seconds.as_integer_ratio()
     p = -(-n * PS // d)
-    if to_seconds(p - 1) < seconds:
+    if (p - 1) / PS < seconds:
         return p
-    middle = (Fraction(seconds) + Fraction(math.nextafter(seconds, -math.inf))) / 2
-    p = math.ceil(middle * PS)
-    return p if to_seconds(p) >= seconds else p + 1
+    m, e = math.nextafter(seconds, -math.inf).as_integer_ratio()
+    p = -(-(n * e + m * d) * PS // (2 * d * e))
+    return p if p / PS >= seconds else p + 1

@@ -11,7 +11,7 @@ from simpy.core import EmptySchedule
 from simpy.events import URGENT, Event
 
 from twin.capacity import context_warnings, traffic_warnings
-from twin.clock import PS, to_seconds
+from twin.clock import NEVER_PS, PS, to_seconds
 from twin.cluster.clients import Clients
 from twin.cluster.fleet import Fleet
 from twin.cluster.fleet_log import FleetHistory
@@ -420,14 +420,16 @@ class _Run:
         expected = self._traffic.expected() if progress is not None else None
         ended = looked = 0
         while not pressed:
-            if stop_ps <= env.peek() < math.inf:
+            # SimPy calls it a float, but it is one of our ints, or infinity.
+            upcoming: Any = env.peek()
+            if stop_ps <= upcoming < math.inf:
                 if self._end_ps > LONGEST_PS:
-                    raise self._too_long(int(env.peek()))
+                    raise self._too_long(upcoming)
                 return
-            if sampler is not None and sampler.next_ps <= env.peek() < math.inf:
-                sampler.catch_up(env.peek())
-            if is_polled and gateway.next_poll_ps <= env.peek() < math.inf:
-                gateway.catch_up(int(env.peek()))
+            if sampler is not None and sampler.next_ps <= upcoming < math.inf:
+                sampler.catch_up(upcoming)
+            if is_polled and gateway.next_poll_ps <= upcoming < math.inf:
+                gateway.catch_up(upcoming)
             env.step()
             self._events += 1
             if self._events % EVENTS_PER_LOOK:
@@ -442,10 +444,10 @@ class _Run:
                 raise self._no_progress(f"none has ended in {self._events - looked} events")
 
     @property
-    def _end_ps(self) -> float:
-        """When the run is cut; infinity if it ends with its last request."""
+    def _end_ps(self) -> int:
+        """When the run is cut; never if it ends with its last request."""
         until_ps = self._scenario.run.until_ps
-        return math.inf if until_ps is None else until_ps
+        return NEVER_PS if until_ps is None else until_ps
 
     def _too_long(self, at_ps: int) -> InputError:
         """Something would happen at an instant that is not simulated any more."""

@@ -1,5 +1,7 @@
 """Blocks in runs and as mere numbers answer what the pool of single blocks answers."""
 
+from math import inf
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,12 +12,15 @@ SIZE = 4
 REPLIES = 1000
 
 
-def chain_of(line: Line | None) -> bytes:
-    """What `BlockKeys` calls the segments up to a line."""
+def chain_of(line: Line | None, end: float = inf) -> bytes:
+    """What `BlockKeys` calls the segments up to the one of a line in which the token before `end` is."""
     if line is None:
         return b""
-    _, start, content = line.key
-    return _link(chain_of(line.parent), start, content)
+    chain = chain_of(line.parent)
+    for start, content in zip(line.starts, line.contents, strict=True):
+        if start < end:
+            chain = _link(chain, start, content)
+    return chain
 
 
 class Pair:
@@ -67,7 +72,7 @@ def findable(pool: BlockPool) -> list[tuple[bytes, int]]:
 
 def in_runs(pool: RunPool, size: int = SIZE) -> list[tuple[bytes, int]]:
     return [
-        (chain_of(run.line), (block + 1) * size)
+        (chain_of(run.line, (block + 1) * size), (block + 1) * size)
         for run in pool.free_runs()
         for block in reversed(range(run.start, run.stop))
     ]
@@ -121,5 +126,5 @@ def test_runs_are_blocks(script, num_blocks):
 def test_without_content():
     pool = CountPool(10)
     pool.take(4)
-    pool.release(1)
+    pool.give(1)
     assert (pool.num_usable, pool.num_free, pool.num_cached_free) == (9, 6, 0)

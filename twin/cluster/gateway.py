@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import inf
 from random import Random
 from typing import Protocol
 
+from twin.clock import NEVER_PS
 from twin.cluster.admission import Admission, AdmissionSpec
 from twin.cluster.outliers import Outliers
 from twin.cluster.router import Load, Router, Routing
@@ -35,7 +35,8 @@ class Receiver(Source, Protocol):
 class Refusing:
     """Stands where requests go although nobody answers: each is refused at once, and it always looks idle."""
 
-    num_inflight = num_waiting = 0
+    num_inflight = 0
+    num_waiting = 0
     kv_usage = 0.0
 
     def __init__(self, gateway: "Gateway", index: int) -> None:
@@ -106,9 +107,9 @@ class Gateway:
         return self._admission.num_waiting
 
     @property
-    def next_poll_ps(self) -> float:
+    def next_poll_ps(self) -> int:
         """When `catch_up` is due next."""
-        return self._poll.next_ps if self._is_polled else inf
+        return self._poll.next_ps if self._is_polled else NEVER_PS
 
     def catch_up(self, until_ps: int) -> None:
         """The next event comes at `until_ps`: read the replicas as of the last poll before it."""

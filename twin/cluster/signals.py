@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Protocol
 
+from twin.clock import NEVER_PS
 from twin.cluster.router import Load
 
 
@@ -56,7 +56,7 @@ class Poll:
         self._seen: dict[int, Seen] = {}
         self.standing: set[int] = set()
         """Replicas whose metrics stand still, by index."""
-        self.next_ps: float = interval_ps or inf
+        self.next_ps = interval_ps or NEVER_PS
         """When the replicas are read next; never if the interval is 0."""
 
     def catch_up(self, until_ps: int, replicas: Iterable[Source]) -> None:

@@ -8,14 +8,14 @@ The core owns blocks, tokens and the prefix cache. Order, holding, caps, deadlin
 there is one; without one the core does what an unmodified vLLM server does.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from twin.engine.blocks import BlockKeys, BlockPool
 from twin.engine.config import EngineConfig
 from twin.engine.queues import FcfsQueue, PolicyQueue, PriorityQueue, WaitingQueue
 from twin.engine.request import EngineRequest, Status
+from twin.scheduling import Job, Policy
 
 
 class Step:
@@ -37,7 +37,7 @@ class Step:
     """Victims the policy named before the step."""
     aborted: Sequence[tuple[EngineRequest, str]] = ()
     """Requests whose deadline had passed, with the reason."""
-    again: Mapping[EngineRequest, int] = MappingProxyType({})
+    again: dict[EngineRequest, int] | None = None
     """Those of the scheduled tokens that were computed before a preemption already."""
     is_whole = True
     """Whether `scheduled` lists everything; a fast core leaves out those that go on as ever."""
@@ -84,7 +84,7 @@ class EngineCore:
     It is also the policy's host (the `Host` of `twin.scheduling`).
     """
 
-    def __init__(self, config: EngineConfig, policy: Any = None) -> None:
+    def __init__(self, config: EngineConfig, policy: Policy | None = None) -> None:
         self.config = config
         self.policy = policy
         self.max_model_len = config.max_model_len
@@ -128,20 +128,20 @@ class EngineCore:
         return self.config.active_limit - len(self.running_requests)
 
     @property
-    def running(self) -> list[Any]:
+    def running(self) -> list[Job]:
         """Jobs that run, in the engine's order, those whose end is not known yet included."""
         return [request.job for request in self.running_requests]
 
-    def blocks_of(self, job: Any) -> int:
+    def blocks_of(self, job: Job) -> int:
         """Blocks that would become free if `job` let go of all it holds."""
         return self.count_sole(self.requests[job.rid])
 
-    def tokens_of(self, job: Any) -> tuple[int, int]:
+    def tokens_of(self, job: Job) -> tuple[int, int]:
         """(computed tokens, known output tokens) of `job`."""
         request = self.requests[job.rid]
         return request.num_computed_tokens, request.num_output_tokens
 
-    def blocks_for(self, job: Any) -> int:
+    def blocks_for(self, job: Job) -> int:
         """Blocks that all known tokens of `job` fill, prefix hits not deducted."""
         tokens = min(self.requests[job.rid].num_tokens, self.max_model_len)
         return -(-tokens // self.config.block_size)
@@ -183,7 +183,7 @@ class EngineCore:
 
     def _begin_step(self, step: Step, now: float) -> list[EngineRequest]:
         """Ask the policy: whom to abort, which is done at once, and whom to preempt."""
-        if self._policy_queue is None:
+        if self.policy is None or self._policy_queue is None:
             return []
         self._policy_queue.begin_step(now)
         plan = self.policy.begin_step(now, self)
@@ -283,11 +283,14 @@ class EngineCore:
         config, waiting, size = self.config, self.waiting, self.config.block_size
         aside: list[EngineRequest] = []
         limit = config.active_limit
-        while budget > 0 and len(self.running_requests) < limit and waiting:
-            request = waiting.peek()
+        while budget > 0 and len(self.running_requests) < limit:
+            request = waiting.next()
+            if request is None:
+                break
             if request.num_stale_output_tokens > 0:
                 # A result from before its preemption is still to come and may be its last token.
-                aside.append(waiting.pop(now))
+                waiting.take(request, now)
+                aside.append(request)
                 continue
             hit = self._find_prefix(request)
             num_hit = len(hit) * size
@@ -302,12 +305,12 @@ class EngineCore:
             whole = request.num_tokens if config.scheduler_reserve_full_isl else num_computed
             need = -(-min(whole, self.max_model_len) // size) - len(hit)
             if hit:
-                need += self.pool.count_unreferenced(hit)
+                need += self._count_free(hit)
             if self.running_requests:
                 need += self.watermark_blocks
-            if need > self.pool.num_free:
+            if need > self.free_blocks:
                 break
-            waiting.pop(now)
+            waiting.take(request, now)
             self._admit(request, hit)
             self._allocate(request, self._blocks_missing(request, num_computed), num_computed)
             step.scheduled[request] = num_new
@@ -320,7 +323,7 @@ class EngineCore:
         num_hit = len(hit) * self.config.block_size
         self._hold(request, hit)
         request.num_computed_tokens = num_hit
-        if self.pool.caching and request.num_preemptions == 0:
+        if self.config.enable_prefix_caching and request.num_preemptions == 0:
             request.prefix_hit_tokens = num_hit
             self.prefix_query_tokens += request.num_tokens
             self.prefix_hit_tokens += num_hit
@@ -362,7 +365,9 @@ class EngineCore:
             if again > 0:
                 request.recomputed_tokens += again
                 self.recomputed_tokens += again
-                step.again = {**step.again, request: again}
+                if step.again is None:
+                    step.again = {}
+                step.again[request] = again
             if num_new == 1 and computed >= request.num_prompt_tokens:
                 step.num_decodes += 1
                 step.decode_context += computed + 1
@@ -392,6 +397,11 @@ class EngineCore:
         most = (request.num_tokens - 1) // self.config.block_size
         found: list[int] = self.pool.find(request.keys.upto(most)[:most])
         return found
+
+    def _count_free(self, hit: Any) -> int:
+        """How many blocks of a hit nobody holds."""
+        free: int = self.pool.count_unreferenced(hit)
+        return free
 
     def _hold(self, request: EngineRequest, hit: Any) -> None:
         """`request` starts out with the blocks of a hit."""

@@ -7,8 +7,7 @@ in flight name it. `EngineCore` is the reference.
 Plans with work are numbered from 1. `planned` is the last one made, `known` the last one whose results are in.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from twin.engine.config import EngineConfig
@@ -16,17 +15,18 @@ from twin.engine.core import Output, Step
 from twin.engine.decodes import Decodes
 from twin.engine.request import EngineRequest, Status
 from twin.engine.run_core import RunCore
+from twin.scheduling import Job, Policy
 
 
 class FastCore(RunCore):
     """An `EngineCore` that knows when its next plans are alike."""
 
-    def __init__(self, config: EngineConfig, policy: Any = None) -> None:
+    def __init__(self, config: EngineConfig, policy: Policy | None = None) -> None:
         super().__init__(config, policy)
         self.decodes = Decodes(config.block_size)
         self._budget = config.token_budget
         self._is_async = config.async_scheduling
-        self.in_flight: deque[Step] = deque()
+        self.in_flight: list[Step] = []
         """Steps planned whose results are not in, oldest first."""
         self.planned = 0
         self.known = 0
@@ -41,14 +41,14 @@ class FastCore(RunCore):
         self.going_on.is_whole = False
         self._partial: list[EngineRequest] = []  # running, known tokens not computed to their end
         self._stale: set[EngineRequest] = set()  # preempted with results in flight
-        self.first_tokens: deque[tuple[int, EngineRequest]] = deque()
+        self.first_tokens: list[tuple[int, EngineRequest]] = []
         """(plan, request) of first tokens to come from plans that are made."""
         self.on_detach: Callable[[EngineRequest, bool], None] = lambda request, has_ended: None
         """Told of a member before it leaves `decodes`, while its plans still say what it did, and whether it ends."""
 
     # --- what the policy sees of us -------------------------------------------------------
 
-    def tokens_of(self, job: Any) -> tuple[int, int]:
+    def tokens_of(self, job: Job) -> tuple[int, int]:
         """(computed tokens, known output tokens) of `job`."""
         self.write_out(self.requests[job.rid])
         return super().tokens_of(job)
@@ -86,7 +86,7 @@ class FastCore(RunCore):
                 num_new = self._chunk(request)
                 tokens += num_new
                 blocks += self._blocks_missing(request, request.num_computed_tokens + num_new)
-        return tokens <= self._budget and blocks <= self.pool.num_free
+        return tokens <= self._budget and blocks <= self.blocks.num_free
 
     def _chunk(self, request: EngineRequest) -> int:
         """Tokens that a running request outside the members would compute now."""
@@ -114,7 +114,7 @@ class FastCore(RunCore):
         else:
             budget = self._go_on_in_order(step, now)
         self._at_plan = plan
-        if len(self.waiting.requests) and not step.preempted:
+        if len(self.waiting) and not step.preempted:
             self._schedule_waiting(step, now, budget)
         if step.scheduled:
             self._account(step)
@@ -173,7 +173,7 @@ class FastCore(RunCore):
                     index += 1
                     continue
                 need = self._blocks_missing(request, request.num_computed_tokens + num_new)
-            while need > self.pool.num_free:
+            while need > self.blocks.num_free:
                 victim = self._pick_victim()
                 position = running.index(victim) if self._by_priority else len(running) - 1
                 del running[position]
@@ -208,7 +208,7 @@ class FastCore(RunCore):
 
     def _take_blocks(self, count: int) -> None:
         """The members take so many blocks; which of them has which is told when one is written out."""
-        self.pool.take(count)
+        self.blocks.take(count)
         self.held_blocks += count
 
     def _order(self, request: EngineRequest) -> Any:
@@ -257,8 +257,9 @@ class FastCore(RunCore):
         plans = first_end - self.known - 1
         if plans <= 0:
             return 0
-        if self.first() is not None:
-            if not self._stays_blocked():
+        first = self.first()
+        if first is not None:
+            if not self._stays_blocked(first):
                 return 0
             if config.async_scheduling and self.planned + plans > first_end:
                 plans -= 1  # the plan that leaves somebody out has tokens to spare
@@ -268,21 +269,19 @@ class FastCore(RunCore):
             and self._all_rest(first_end)
         ):
             plans -= 1  # the plan that leaves everybody out is none
-        return decodes.plans_within(self.planned + 1, plans, self.pool.num_free)
+        return decodes.plans_within(self.planned + 1, plans, self.blocks.num_free)
 
-    def first(self) -> Any:
-        """Who is to be admitted next, None if nobody: stands for a request or its job."""
-        if not len(self.waiting.requests):
-            return None
-        return self.waiting.peek() if self.policy is None else self.policy.peek()
+    def first(self) -> EngineRequest | None:
+        """Who is to be admitted next, None if nobody."""
+        return self.waiting.first() if len(self.waiting) else None
 
     def _all_rest(self, plan: int) -> bool:
         """Whether the plan after `plan` has no member left."""
         ending = self.decodes.ends[plan]
         return len(ending) == self.decodes.number and all(map(_ends_by_length, ending))
 
-    def _stays_blocked(self) -> bool:
-        """Whether nothing of what waits can be admitted while the same decodes go on."""
+    def _stays_blocked(self, first: EngineRequest) -> bool:
+        """Whether `first`, and so nothing of what waits, can be admitted while the same decodes go on."""
         last = self.in_flight[-1]
         if last.preempted:
             return False  # it admitted nobody, whatever there was room for
@@ -294,7 +293,7 @@ class FastCore(RunCore):
             return True
         if self.budget_left <= 0 or not self.config.enable_chunked_prefill:
             return False
-        return not (self.pool.caching and self._may_hit_more(self.waiting.peek()))
+        return self.cache is None or not self._may_hit_more(first)
 
     def _may_hit_more(self, request: EngineRequest) -> bool:
         """Whether a running request may yet publish the first block that `request` misses."""
@@ -316,8 +315,8 @@ class FastCore(RunCore):
         """
         decodes, size = self.decodes, self.config.block_size
         number = decodes.number
-        if len(self.waiting.requests) and number < self._budget:
-            bool(self.waiting)  # each of the plans looks; the policy counts whom a cap stops
+        if len(self.waiting) and number < self._budget:
+            self.waiting.next()  # each of the plans looks; the policy counts whom a cap stops
         before, last = plans - 1, self.planned + plans
         taken, total = [], 0
         takers, plan = decodes.takers, self.planned
@@ -332,7 +331,7 @@ class FastCore(RunCore):
         if blocks:
             taken.append((plans, blocks))
         if taken:
-            self.pool.take(total + blocks)
+            self.blocks.take(total + blocks)
             self.held_blocks += total + blocks
         self.planned = self._at_plan = last
         in_flight = self.in_flight
@@ -348,7 +347,7 @@ class FastCore(RunCore):
 
     def drop_oldest(self) -> Step:
         """The oldest step in flight is over; what it gave to members is told by plan numbers."""
-        step = self.in_flight.popleft()
+        step = self.in_flight.pop(0)
         if step.scheduled:
             for request, num_new in step.scheduled.items():
                 request.num_in_flight_tokens -= num_new
@@ -368,13 +367,15 @@ class FastCore(RunCore):
 
     # --- update ---------------------------------------------------------------------------
 
-    def take_first_tokens(self) -> Iterator[tuple[EngineRequest, int]]:
-        """First tokens of the known plans as (request, plan); the policy is to be told of each."""
-        firsts = self.first_tokens
-        while firsts and firsts[0][0] <= self.known:
-            plan, request = firsts.popleft()
-            if request.status is not Status.FINISHED:
-                yield request, plan
+    def take_first_tokens(self) -> list[tuple[int, EngineRequest]]:
+        """First tokens of the known plans as (plan, request); the policy is to be told of each."""
+        known, firsts = self.known, self.first_tokens
+        number = 0
+        while number < len(firsts) and firsts[number][0] <= known:
+            number += 1
+        taken = [first for first in firsts[:number] if first[1].status is not Status.FINISHED]
+        del firsts[:number]
+        return taken
 
     def finish(self, plan: int, step: Step, now: float) -> list[tuple[Output, bool]]:
         """End the members that got their last token from `plan`, and give theirs to those that were set apart since.
@@ -487,8 +488,7 @@ class FastCore(RunCore):
                     request.num_in_flight_tokens += 1
         self._detach(request, has_ended=False)
         if self.first_tokens:
-            firsts = [(plan, r) for plan, r in self.first_tokens if r is not request]
-            self.first_tokens = deque(firsts)
+            self.first_tokens = [first for first in self.first_tokens if first[1] is not request]
 
     def _preempt(self, request: EngineRequest, now: float) -> None:
         if request.is_member:

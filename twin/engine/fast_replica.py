@@ -7,46 +7,38 @@ Records, counters and final state are those of `Replica`, to the byte.
 
 import math
 from array import array
-from bisect import bisect_left
 from dataclasses import replace
 from itertools import repeat
 from typing import Any
 
 from simpy.events import Event
 
-from twin.clock import ceil_ps, to_seconds
+from twin.clock import NEVER_PS, ceil_ps, to_seconds
 from twin.engine.core import EngineCore, Step
 from twin.engine.fast_core import FastCore
-from twin.engine.jump import add_ends
+from twin.engine.jump import Jump
 from twin.engine.replica import MAX_IDLE_PLANS, EngineStats, Replica, Stuck
 from twin.engine.request import EngineRequest
 from twin.metrics.gauges import Gauges
 from twin.metrics.token_times import StepGaps, Timeline
 from twin.workload.request import Request
 
-MOST_PLANS = 256
-"""Plans that are made in passing at most: when their steps end is written down in advance."""
-
 
 class FastReplica(Replica):
     """`Replica` with jumps."""
 
-    _core: FastCore
-
     def _make_core(self) -> EngineCore:
-        core = FastCore(self._config, self.policy)
-        core.on_detach = self._give_tokens
-        return core
+        self._fast = FastCore(self._config, self.policy)
+        self._fast.on_detach = self._give_tokens
+        return self._fast
 
     def _start(self) -> None:
         self._depth = 2 if self._config.async_scheduling else 1
-        self._timeline = Timeline()  # of plans, which are numbered from 1
-        self._timeline.first = 1
+        self._timeline = Timeline(first=1)  # of plans, which are numbered from 1
         self._counted_from: int | None = None  # first plan whose time is shared among its requests
         self._sizes = array("q")  # tokens computed, with padding, by plan from that one on
-        # The jump: when its steps are over, ends[0] being its start; how many are, as far as the books go; and how many
-        # will be at the next visit.
-        self._ends_ps: list[int] = []
+        # The jump; how many of its steps are over, as far as the books go; and how many will be at the next visit.
+        self._jump: Jump | None = None
         self._over = 0
         self._visit_at = 0
         self._visit: Event | None = None
@@ -54,7 +46,7 @@ class FastReplica(Replica):
         self._idle_visits = 0
         self._asleep = False
         self._wake: float = math.inf  # of the policy, and the picosecond for it
-        self._wake_at_ps: float = math.inf
+        self._wake_at_ps = NEVER_PS
         self._early: list[
             EngineRequest
         ] = []  # whom the core has though they are due at the next boundary
@@ -73,13 +65,14 @@ class FastReplica(Replica):
         if self._asleep:
             self._meter.wakes(now_ps)
             self._asleep = False
-        if self._ends_ps:
-            self._land(now_ps)
-            self._ends_ps = []
-            self._early.clear()
+        if self._jump is not None:
+            self._land(self._jump, now_ps)
+            self._jump = None
+            if self._early:
+                self._early.clear()
         if self._inbox or self._leaving:
             self._take_in()
-        core = self._core
+        core = self._fast
         while len(core.in_flight) < self._depth and core.requests:
             step = core.schedule(to_seconds(now_ps))
             self._meter.planned(step, now_ps)
@@ -96,36 +89,38 @@ class FastReplica(Replica):
             self._doze(now_ps)
 
     def _note_kv(self, now_ps: int) -> None:
-        core = self._core
-        used, empty = core.pool.num_usable - core.pool.num_free, core.empty_slots()
+        core = self._fast
+        used, empty = core.blocks.num_usable - core.blocks.num_free, core.empty_slots()
         self._used_changes_ps += (used - self._used) * now_ps
         self._empty_changes_ps += (empty - self._empty) * now_ps
         self._used, self._empty = used, empty
 
     def _take_off(self, now_ps: int) -> None:
         """The oldest step begins; find the next boundary that must be visited."""
-        core = self._core
+        core = self._fast
         oldest = core.in_flight[0]
         if oldest.admitted:
             self._begin_admitted(oldest, now_ps)
         self._begins(oldest, oldest.duration_ps, now_ps)
-        self._ends_ps = ends = [now_ps]
+        self._jump = jump = Jump(now_ps)
         for step in core.in_flight:
-            ends.append(ends[-1] + step.duration_ps)
+            jump.add(1, step.duration_ps, 0)
         steps = 1
-        plans = min(core.regular_plans(), MOST_PLANS)
+        plans = core.regular_plans()
         if plans:
             number = core.decodes.number
             context = core.decodes.context(core.planned + 1)
-            times = self._step_time
-            add_ends(ends, times.decode_runs(number, number, number, number, context, plans))
+            for count, first_ps, growth_ps in self._step_time.decode_runs(
+                number, number, number, number, context, plans
+            ):
+                jump.add(count, first_ps, growth_ps)
             steps = plans + 1
             if self.policy is not None or self._leaving:
                 wake_ps = self._wake_ps(now_ps)
-                if wake_ps <= ends[steps]:
-                    steps = max(1, bisect_left(ends, wake_ps))
+                if wake_ps <= jump.end(steps):
+                    steps = jump.find(wake_ps, 1)
         self._over = 0
-        self._visit_after(steps, now_ps)
+        self._visit_after(jump, steps, now_ps)
 
     def _begins(self, step: Step, duration_ps: int, now_ps: int) -> None:
         """An explicit step of this length begins."""
@@ -139,22 +134,23 @@ class FastReplica(Replica):
             self._sizes.append(size)
         self._meter.begins(step, size, duration_ps, now_ps)
 
-    def _wake_ps(self, now_ps: int) -> float:
+    def _wake_ps(self, now_ps: int) -> int:
         """When, from now on, somebody beside a new request may want something."""
-        wake_ps: float = self._leaving[0][0] if self._leaving else math.inf
+        wake_ps = self._leaving[0][0] if self._leaving else NEVER_PS
         if self.policy is not None:
             wake = self.policy.next_wake(to_seconds(now_ps))
             if wake != self._wake:
-                self._wake, self._wake_at_ps = wake, ceil_ps(wake) if wake < math.inf else wake
+                self._wake = wake
+                self._wake_at_ps = NEVER_PS if wake == math.inf else ceil_ps(wake)
             wake_ps = min(wake_ps, self._wake_at_ps)
         return wake_ps
 
-    def _visit_after(self, steps: int, now_ps: int) -> None:
+    def _visit_after(self, jump: Jump, steps: int, now_ps: int) -> None:
         """Be there when so many steps of the jump are over."""
         self._visit_at = steps
         if self._visit is not None:
             self._visit.callbacks = []
-        self._visit = visit = self._after(self._ends_ps[steps] - now_ps)
+        self._visit = visit = self._after(jump.end(steps) - now_ps)
         visit.callbacks = [self._look]
 
     def _doze(self, now_ps: int) -> None:
@@ -173,11 +169,11 @@ class FastReplica(Replica):
 
         If nothing will be decided there, the queue gets it now, as of that boundary, and nobody need be there.
         """
-        core, ends, following = self._core, self._ends_ps, self._over + 1
-        if not ends:
+        core, jump, following = self._fast, self._jump, self._over + 1
+        if jump is None:
             super()._wake_up()
         elif following < self._visit_at:
-            boundary_ps = ends[following]
+            boundary_ps = jump.end(following)
             first = core.first()
             for request in self._inbox:
                 engine = self._lives[request.index].engine
@@ -185,20 +181,20 @@ class FastReplica(Replica):
                 self._early.append(engine)
             self._inbox.clear()
             if core.first() is not first or not (self.policy is None or self.policy.is_settled):
-                self._visit_after(following, self._now_ps)
+                self._visit_after(jump, following, self._now_ps)
             elif self.policy is not None or self._leaving:
                 wake_ps = self._wake_ps(boundary_ps)
-                if wake_ps <= ends[self._visit_at - 1]:
-                    steps = max(following, bisect_left(ends, wake_ps))
-                    self._visit_after(steps, self._now_ps)
+                if wake_ps <= jump.end(self._visit_at - 1):
+                    self._visit_after(jump, jump.find(wake_ps, following), self._now_ps)
 
-    def _land(self, now_ps: int) -> None:
+    def _land(self, jump: Jump, now_ps: int) -> None:
         """Take in what the steps of the jump gave."""
-        core = self._core
+        core = self._fast
         self._visit = None
         if self._visit_at - self._over > 1:
-            self._advance(self._visit_at - 1)
-        self._timeline.ends_ps.append(now_ps)
+            self._advance(jump, self._visit_at - 1)
+        begun_ps = jump.end(self._over)
+        self._timeline.add(1, begun_ps, now_ps - begun_ps, 0)
         plan = core.known + 1
         if self._leaving:
             self._let_leave(now_ps - 1)
@@ -218,17 +214,17 @@ class FastReplica(Replica):
             if not step.duration_ps:
                 step.duration_ps = self._duration(step)
 
-    def _advance(self, over: int) -> None:
+    def _advance(self, jump: Jump, over: int) -> None:
         """`over` steps of the jump are, and a plan was made at the end of each, with nothing else to do there."""
-        core, meter, ends = self._core, self._meter, self._ends_ps
+        core, meter, first = self._fast, self._meter, self._over + 1
         steps = over - self._over
-        passed = ends[self._over + 1 : over + 1]
-        self._timeline.ends_ps.extend(passed)
-        first_ps, last_ps, next_ps = passed[0], passed[-1], ends[over + 1]
+        for count, begun_ps, duration_ps, growth_ps in jump.between(first, over):
+            self._timeline.add(count, begun_ps, duration_ps, growth_ps)
+        first_ps, last_ps, next_ps = jump.end(first), jump.end(over), jump.end(over + 1)
         explicit = core.in_flight[1] if len(core.in_flight) > 1 else None
         number = core.decodes.number
         taken = core.make_regular(steps)
-        self._note_regular(passed, number, taken)
+        self._note_regular(jump, first, over, number, taken)
         core.known += steps
         self._over = over
 
@@ -239,7 +235,7 @@ class FastReplica(Replica):
         if explicit is not None:
             if explicit.admitted:
                 self._begin_admitted(explicit, first_ps)
-            second_ps = next_ps if steps == 1 else passed[1]
+            second_ps = jump.end(first + 1)
             self._begins(explicit, second_ps - first_ps, first_ps)
             alike, first_ps = steps - 1, second_ps
             ahead = core.in_flight[-1]
@@ -258,34 +254,35 @@ class FastReplica(Replica):
         if core.first_tokens and core.first_tokens[0][0] <= core.known:
             self._tell_first_tokens()
 
-    def _note_regular(self, plans_ps: list[int], number: int, taken: list[tuple[int, int]]) -> None:
-        """Blocks and slots after plans of `number` tokens at these instants, of which plan i, from 1, took `taken`."""
-        core, size, steps, last_ps = (
-            self._core,
-            self._config.block_size,
-            len(plans_ps),
-            plans_ps[-1],
-        )
+    def _note_regular(
+        self, jump: Jump, first: int, last: int, number: int, taken: list[tuple[int, int]]
+    ) -> None:
+        """Blocks and slots after plans of `number` tokens, made when the steps `first` to `last` of a jump were over.
+
+        Plan i, from 1, and in `taken` also each that comes a multiple of the block size later, took so many blocks.
+        """
+        core, size, steps = self._fast, self._config.block_size, last - first + 1
+        last_ps = jump.end(last)
         blocks_ps = 0
         for i, blocks in taken:
             if i < steps:
-                blocks_ps += blocks * sum(plans_ps[i - 1 : -1 : size])
+                blocks_ps += blocks * jump.sum_ends(first + i - 1, last - 1, size)
             else:
                 blocks_ps += blocks * last_ps
         # Each plan fills a slot for each member; the last one may have left some members out.
-        filled_ps = number * sum(plans_ps)
+        filled_ps = number * jump.sum_ends(first, last)
         left_out = number - core.decodes.number
         if left_out:
             filled_ps -= left_out * last_ps
-        used = core.pool.num_usable - core.pool.num_free
+        used = core.blocks.num_usable - core.blocks.num_free
         self._used_changes_ps += blocks_ps
         self._empty_changes_ps += size * blocks_ps - filled_ps
         self._empty += size * (used - self._used) - steps * number + left_out
         self._used = used
 
     def _tell_first_tokens(self) -> None:
-        core = self._core
-        for request, plan in core.take_first_tokens():
+        core = self._fast
+        for plan, request in core.take_first_tokens():
             now_ps = self._timeline.end(plan)
             if self.policy is not None:
                 self.policy.first_token(request.job, to_seconds(now_ps))
@@ -294,7 +291,7 @@ class FastReplica(Replica):
 
     def _give_tokens(self, request: EngineRequest, has_ended: bool = False) -> None:
         """Write down what a member of `decodes` got and took until now."""
-        core, meter = self._core, self._meter
+        core, meter = self._fast, self._meter
         first, last = request.first_plan, min(core.known, request.end_plan)
         if first <= last:
             self._lives[request.rid].tokens(StepGaps(self._timeline, first, last))
@@ -320,7 +317,7 @@ class FastReplica(Replica):
         super().submit(request)
         if self._counted_from is None and self._meter.counts_work:
             # The step that runs has begun already.
-            self._counted_from = self._timeline.last + (2 if self._ends_ps else 1)
+            self._counted_from = self._timeline.last + (1 if self._jump is None else 2)
 
     def kv_used(self, now_ps: int) -> float:
         """Share of the usable KV blocks that is in use just before `now_ps`."""
@@ -334,8 +331,8 @@ class FastReplica(Replica):
     def gauges(self, now_ps: int) -> Gauges:
         """The state just before `now_ps`."""
         self._catch_up(now_ps)
-        for request in self._core.running_requests:
-            self._core.write_out(request)
+        for request in self._fast.running_requests:
+            self._fast.write_out(request)
         gauges = super().gauges(now_ps)
         if self.policy is None or not self._early:
             return gauges
@@ -351,17 +348,16 @@ class FastReplica(Replica):
     @property
     def stats(self) -> EngineStats:
         """Counters up to the last boundary that was visited or asked about."""
-        stats, known = super().stats, self._core.known
-        for request in self._core.decodes.everybody():
+        stats, known = super().stats, self._fast.known
+        for request in self._fast.decodes.everybody():
             stats.generation_tokens += max(0, min(known, request.end_plan) - request.first_plan + 1)
         return stats
 
     def _catch_up(self, instant_ps: int) -> None:
         """Take in the boundaries before `instant_ps`."""
-        ends, over = self._ends_ps, self._over
-        if ends and self._visit_at - over > 1 and ends[over + 1] < instant_ps:
-            over = min(bisect_left(ends, instant_ps, over + 1), self._visit_at) - 1
-            self._advance(over)
+        jump, over = self._jump, self._over
+        if jump is not None and self._visit_at - over > 1 and jump.end(over + 1) < instant_ps:
+            self._advance(jump, min(jump.find(instant_ps, over + 1), self._visit_at) - 1)
             self._early.clear()
 
     def forget_past(self) -> None:
@@ -389,14 +385,14 @@ class FastReplica(Replica):
         super()._stop()
         if self._visit is not None:
             self._visit.callbacks = []
-        self._ends_ps = []
+        self._jump = None
         self._early.clear()
 
     def slow(self, factor: float) -> None:
         """Steps that begin after now take `factor` times as long as those of a healthy engine."""
         self.settle()
         super().slow(factor)
-        for i, step in enumerate(self._core.in_flight):
+        for i, step in enumerate(self._fast.in_flight):
             if i:  # planned, and not begun
                 step.duration_ps = 0
         self._look_again()
@@ -404,17 +400,18 @@ class FastReplica(Replica):
     def _look_again(self) -> None:
         """Be there at the first boundary from now on."""
         self.settle()
-        if self._ends_ps and self._over + 1 < self._visit_at:
-            self._visit_after(self._over + 1, self._now_ps)
+        if self._jump is not None and self._over + 1 < self._visit_at:
+            self._visit_after(self._jump, self._over + 1, self._now_ps)
         super()._look_again()
 
     def _close(self, end_ps: int) -> None:
         """Nothing after `end_ps` counts."""
         self._catch_up(end_ps)
-        if self._ends_ps:
-            self._timeline.ends_ps.append(self._ends_ps[self._over + 1])
-        for request in self._core.decodes.everybody():
-            self._core.write_out(request)
+        if self._jump is not None:
+            begun_ps, end_ps_of_step = self._jump.end(self._over), self._jump.end(self._over + 1)
+            self._timeline.add(1, begun_ps, end_ps_of_step - begun_ps, 0)
+        for request in self._fast.decodes.everybody():
+            self._fast.write_out(request)
             self._give_tokens(request)
         if self.policy is not None:
             for request in self._early:

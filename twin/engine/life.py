@@ -58,13 +58,13 @@ class Life:
 
     def tokens(self, steps: StepGaps) -> None:
         """A token comes from each of these steps."""
-        first_ps = steps.timeline.end(steps.first)
         if self.last_token_ps:
             gaps = self.own_gaps()
-            gaps.append(first_ps - self.last_token_ps)
+            gaps.append(steps.timeline.end(steps.first) - self.last_token_ps)
             gaps.extend(steps)
         else:
-            self.first_token_ps = first_ps
+            if self.first_token_ps is None:
+                self.first_token_ps = steps.timeline.end(steps.first)
             self.itl_ps = steps
         self.last_token_ps = steps.timeline.end(steps.last)
 

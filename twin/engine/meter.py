@@ -4,7 +4,7 @@ The replica tells the meter what happens, in the order of its loop; the meter de
 """
 
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from twin.clock import to_ps, to_seconds
@@ -24,8 +24,8 @@ class Meter:
         self,
         index: int,
         core: EngineCore,
-        lives: Mapping[Hashable, Life],
-        priorities: Mapping[str, int],
+        lives: dict[Hashable, Life],
+        priorities: dict[str, int],
         listener: Listener | None,
     ) -> None:
         self._index = index
@@ -178,12 +178,13 @@ class Meter:
         left = config.token_budget - tokens
         if left <= 0:
             return "tokens"
-        if not len(core.waiting.requests):
+        if not len(core.waiting):
             return "compute"
-        if core.waiting:
+        first = core.waiting.next()
+        if first is not None:
             if len(core.running_requests) >= config.active_limit:
                 return "slots"
-            if not config.enable_chunked_prefill and core.waiting.peek().num_tokens > left:
+            if not config.enable_chunked_prefill and first.num_tokens > left:
                 return "tokens"
             return "kv"
         return "policy"
@@ -220,7 +221,7 @@ class Meter:
                 discarded += tokens
                 continue
             add(self._work.setdefault(request.rid, {}), size, tokens, duration_ps)
-            again = step.again.get(request, 0)
+            again = step.again.get(request, 0) if step.again else 0
             if again:
                 add(self._work_again.setdefault(request.rid, {}), size, again, duration_ps)
         return discarded

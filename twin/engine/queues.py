@@ -1,64 +1,69 @@
 """The waiting side of the engine: vLLM's two queues and the shared policy behind one interface.
 
-`bool(queue)`, `peek` and `pop` show what may be admitted now; `len` counts everything that waits.
+`next` and `take` are about what may be admitted now; `len` counts everything that waits.
 """
 
+from abc import ABC, abstractmethod
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Sized
-from typing import Any, Protocol
+from collections.abc import Hashable
 
 from twin.engine.request import EngineRequest
+from twin.scheduling import Job, Policy
 
 
-class WaitingQueue(Protocol):
+class WaitingQueue(ABC):
     """What the engine asks of whoever holds the waiting requests."""
 
-    @property
-    def requests(self) -> Sized:
-        """All that wait."""
-
+    @abstractmethod
     def __len__(self) -> int: ...
-    def __bool__(self) -> bool: ...
+
+    @abstractmethod
     def add(self, request: EngineRequest, now: float) -> None:
         """A new request."""
 
-    def peek(self) -> EngineRequest:
-        """The request to admit next."""
+    @abstractmethod
+    def next(self) -> EngineRequest | None:
+        """The request to admit next, None if there is none; asking has it noted whom a cap stops."""
 
-    def pop(self, now: float) -> EngineRequest:
-        """Take off what `peek` shows: it runs, or is set aside until the loop is over."""
+    def first(self) -> EngineRequest | None:
+        """What `next` would say; asking leaves no trace."""
+        return self.next()
 
+    @abstractmethod
+    def take(self, request: EngineRequest, now: float) -> None:
+        """Take off what `next` has shown: it runs, or is set aside until the loop is over."""
+
+    @abstractmethod
     def put_back(self, request: EngineRequest, now: float) -> None:
         """A preempted request waits again."""
 
+    @abstractmethod
     def undo(self, requests: list[EngineRequest], now: float) -> None:
-        """Requests popped but only set aside by the admission loop, in that order, wait again in front."""
+        """Requests taken but only set aside by the admission loop, in that order, wait again in front."""
 
+    @abstractmethod
     def remove(self, request: EngineRequest) -> None:
         """A waiting request has ended."""
 
 
-class FcfsQueue:
+class FcfsQueue(WaitingQueue):
     """vLLM's `policy=fcfs`: arrival order, preempted requests at the front."""
 
     def __init__(self) -> None:
-        self.requests = self._queue = deque[EngineRequest]()
+        self._queue: deque[EngineRequest] = deque()
 
     def __len__(self) -> int:
         return len(self._queue)
 
-    def __bool__(self) -> bool:
-        return bool(self._queue)
-
     def add(self, request: EngineRequest, now: float) -> None:
         self._queue.append(request)
 
-    def peek(self) -> EngineRequest:
-        return self._queue[0]
+    def next(self) -> EngineRequest | None:
+        return self._queue[0] if self._queue else None
 
-    def pop(self, now: float) -> EngineRequest:
-        return self._queue.popleft()
+    def take(self, request: EngineRequest, now: float) -> None:
+        self._queue.popleft()
 
     def put_back(self, request: EngineRequest, now: float) -> None:
         self._queue.appendleft(request)
@@ -70,26 +75,24 @@ class FcfsQueue:
         self._queue.remove(request)
 
 
-class PriorityQueue:
+class PriorityQueue(WaitingQueue):
     """vLLM's `policy=priority`: smallest (priority, arrival) first, ties in the order of arrival."""
 
     def __init__(self) -> None:
-        self.requests = self._queue = list[tuple[tuple[int, float, int], EngineRequest]]()
+        self._queue: list[tuple[tuple[int, float, int], EngineRequest]] = []
 
     def __len__(self) -> int:
         return len(self._queue)
 
-    def __bool__(self) -> bool:
-        return bool(self._queue)
-
     def add(self, request: EngineRequest, now: float) -> None:
-        insort(self._queue, (_priority_key(request), request), key=_first)
+        # The number of a request differs from all others, so that requests are never compared.
+        insort(self._queue, ((request.priority, request.arrival, request.seq), request))
 
-    def peek(self) -> EngineRequest:
-        return self._queue[0][1]
+    def next(self) -> EngineRequest | None:
+        return self._queue[0][1] if self._queue else None
 
-    def pop(self, now: float) -> EngineRequest:
-        return self._queue.pop(0)[1]
+    def take(self, request: EngineRequest, now: float) -> None:
+        del self._queue[0]
 
     def put_back(self, request: EngineRequest, now: float) -> None:
         self.add(request, now)
@@ -99,29 +102,19 @@ class PriorityQueue:
             self.add(request, now)
 
     def remove(self, request: EngineRequest) -> None:
-        self._queue[:] = [entry for entry in self._queue if entry[1] is not request]
+        self._queue = [entry for entry in self._queue if entry[1] is not request]
 
 
-def _priority_key(request: EngineRequest) -> tuple[int, float, int]:
-    return (request.priority, request.arrival, request.seq)
-
-
-_first: Callable[[Any], Any] = lambda entry: entry[0]  # noqa: E731
-
-
-class PolicyQueue:
+class PolicyQueue(WaitingQueue):
     """The shared policy as the engine's queue: order, holding and caps are its, requests are ours."""
 
-    def __init__(self, policy: Any) -> None:
+    def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self.requests = self._waiting = dict[Any, EngineRequest]()  # by rid
+        self._waiting: dict[Hashable, EngineRequest] = {}
         self._now = 0.0
 
     def __len__(self) -> int:
         return len(self._waiting)
-
-    def __bool__(self) -> bool:
-        return self._policy.head(self._now) is not None
 
     def begin_step(self, now: float) -> None:
         """All answers until the next call are for the instant `now`."""
@@ -131,13 +124,18 @@ class PolicyQueue:
         self._waiting[request.rid] = request
         self._policy.submit(request.job, now)
 
-    def peek(self) -> EngineRequest:
-        return self._waiting[self._policy.head(self._now).rid]
+    def next(self) -> EngineRequest | None:
+        return self._of(self._policy.head(self._now))
 
-    def pop(self, now: float) -> EngineRequest:
-        job = self._policy.head(now)
-        self._policy.start(job, now)
-        return self._waiting.pop(job.rid)
+    def first(self) -> EngineRequest | None:
+        return self._of(self._policy.peek())
+
+    def _of(self, job: Job | None) -> EngineRequest | None:
+        return None if job is None else self._waiting[job.rid]
+
+    def take(self, request: EngineRequest, now: float) -> None:
+        self._policy.start(request.job, now)
+        del self._waiting[request.rid]
 
     def put_back(self, request: EngineRequest, now: float) -> None:
         self._waiting[request.rid] = request

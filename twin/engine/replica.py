@@ -16,7 +16,7 @@ from typing import Any
 import simpy
 from simpy.events import NORMAL, EventPriority
 
-from twin.clock import ceil_ps, to_seconds
+from twin.clock import NEVER_PS, ceil_ps, to_seconds
 from twin.engine.config import EngineConfig
 from twin.engine.core import EngineCore, Output, Step
 from twin.engine.life import Life
@@ -34,7 +34,7 @@ MAX_IDLE_PLANS = 10_000
 """Plans without work at one instant before the run is declared stuck."""
 
 
-class Stuck(RuntimeError):
+class Stuck(Exception):
     """No progress is possible: names who waits and who holds what."""
 
 
@@ -103,7 +103,7 @@ class Replica:
         self._step_time = self._healthy = step_time
         self._on_record = on_record
         self._priority = EventPriority(NORMAL + index)
-        self._priorities = priorities or {}
+        self._priorities = dict(priorities or {})
         self._lives: dict[Hashable, Life] = {}
         self.policy = (
             None
@@ -471,21 +471,21 @@ class Replica:
         """Until a request arrives, the policy may change its mind, or a client leaves."""
         env = self._env
         self._alarm = env.event()
-        wake_ps: float = self._leaving[0][0] if self._leaving else math.inf
+        wake_ps = self._leaving[0][0] if self._leaving else NEVER_PS
         if self.policy is not None and self._core.has_requests():
             wake = self.policy.next_wake(to_seconds(self._now_ps))
             if wake < math.inf:
                 wake_ps = min(wake_ps, ceil_ps(wake))
-        if wake_ps < math.inf:
-            timer = self._after(max(0, int(wake_ps) - self._now_ps))
+        if wake_ps < NEVER_PS:
+            timer = self._after(max(0, wake_ps - self._now_ps))
             assert timer.callbacks is not None
             timer.callbacks.append(partial(self._ring, self._alarm))
         return self._alarm
 
     @property
     def _now_ps(self) -> int:
-        """SimPy calls its time a float; all our delays are ints."""
-        return self._env.now  # type: ignore[return-value]
+        """SimPy calls its time a float; all our delays are ints. Its `now` is asked for too often to go through it."""
+        return self._env._now  # type: ignore[return-value]
 
     def _wake_up(self) -> None:
         if self._alarm is not None:

@@ -4,6 +4,8 @@ from collections.abc import Hashable
 from enum import Enum
 from typing import Any
 
+from twin.scheduling import Job
+
 
 class Status(Enum):
     """Where a request is in the engine."""
@@ -18,7 +20,7 @@ class EngineRequest:
     """Counters of one request, in vLLM's names.
 
     `output_tokens` is where the model ends the text (None: never); `max_tokens` is already cut to
-    max_model_len - num_prompt_tokens. `job` is what the scheduling policy sees of it.
+    max_model_len - num_prompt_tokens. `job` is what the scheduling policy sees of it; without a policy there is none.
     """
 
     __slots__ = (
@@ -63,7 +65,7 @@ class EngineRequest:
         output_tokens: int | None,
         keys: Any,
         priority: int = 0,
-        job: Any = None,
+        job: Job | None = None,
     ) -> None:
         self.rid = rid
         self.seq = seq
@@ -73,7 +75,8 @@ class EngineRequest:
         self.output_tokens = output_tokens
         self.keys = keys
         self.priority = priority
-        self.job = job
+        if job is not None:
+            self.job = job
         self.num_tokens = num_prompt_tokens  # prompt and known output
         self.num_computed_tokens = 0
         self.num_output_placeholders = 0  # sampled by steps whose result is not known yet

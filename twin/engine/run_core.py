@@ -17,11 +17,22 @@ class RunCore(EngineCore):
 
     def _make_pool(self) -> Any:
         config = self.config
+        self.cache: RunPool | None = None
+        """The pool, if it has a prefix cache."""
+        self.blocks: CountPool
+        """The pool, whichever it is."""
         if config.enable_prefix_caching:
-            pool = RunPool(config.num_gpu_blocks, config.block_size)
-            pool.before_other = self._before_publish
-            return pool
-        return CountPool(config.num_gpu_blocks)
+            self.cache = RunPool(config.num_gpu_blocks, config.block_size)
+            self.cache.before_other = self._before_publish
+            self.blocks = self.cache
+        else:
+            self.blocks = CountPool(config.num_gpu_blocks)
+        return self.blocks
+
+    @property
+    def free_blocks(self) -> int:
+        """KV blocks that can be handed out."""
+        return self.blocks.num_free
 
     def _before_find(self, writer: EngineRequest) -> None:
         """Blocks of the reply of `writer` are looked for."""
@@ -31,56 +42,59 @@ class RunCore(EngineCore):
 
     def keys_of(self, prompt: Sequence[tuple[int, int]], reply: int) -> Any:
         """Content of a new request, of which `_find_prefix` makes a path; None without a prefix cache."""
-        return (prompt, reply) if self.pool.caching else None
+        return None if self.cache is None else (prompt, reply)
 
     def _find_prefix(self, request: EngineRequest) -> Sequence[Any]:
-        if not self.pool.caching:
+        if self.cache is None:
             return ()
         path = request.keys
         if not isinstance(path, Path):
-            path = request.keys = self.pool.path(*path, request)
+            prompt, reply = request.keys
+            path = request.keys = self.cache.path(prompt, reply, request)
         for line in path.lines:
             if line.writer is not None:
                 self._before_find(line.writer)
-        hit: Hit = self.pool.find(path, (request.num_tokens - 1) // self.config.block_size)
-        return hit
+        return self.cache.find(path, (request.num_tokens - 1) // self.config.block_size)
+
+    def _count_free(self, hit: Hit) -> int:
+        assert self.cache is not None
+        return self.cache.count_unreferenced(hit)
 
     def _hold(self, request: EngineRequest, hit: Any) -> None:
-        if self.pool.caching:
-            self.pool.touch(request.keys, hit)
+        if self.cache is not None:
+            self.cache.touch(request.keys, hit)
         request.num_blocks = len(hit)
-        self.held_blocks += len(hit)
+        self.held_blocks += request.num_blocks
 
     def _take(self, request: EngineRequest, count: int) -> None:
-        self.pool.take(count)
+        self.blocks.take(count)
         request.num_blocks += count
         self.held_blocks += count
 
     def _publish(self, request: EngineRequest, num_tokens: int) -> None:
-        if self.pool.caching:
+        if self.cache is not None:
             full = num_tokens // self.config.block_size
-            if full > request.keys.published:
-                self.pool.publish(request.keys, full)
+            path: Path = request.keys
+            if full > path.published:
+                self.cache.publish(path, full)
 
     def _let_go(self, request: EngineRequest) -> None:
         held = request.num_blocks
-        if self.pool.caching:
-            if isinstance(request.keys, Path):
-                self.pool.release(request.keys, held)
-        else:
-            self.pool.release(held)
+        if self.cache is None:
+            self.blocks.give(held)
+        elif isinstance(request.keys, Path):
+            self.cache.release(request.keys, held)
         self.held_blocks -= held
         request.num_blocks = 0
 
     def _end(self, request: EngineRequest) -> None:
         super()._end(request)
-        if isinstance(request.keys, Path):
-            self.pool.forget(request.keys)
+        if self.cache is not None and isinstance(request.keys, Path):
+            self.cache.forget(request.keys)
             request.keys = None
 
     def count_sole(self, request: EngineRequest) -> int:
         """Blocks that would become free if `request` let go of all it holds."""
-        if self.pool.caching:
-            sole: int = self.pool.count_sole(request.keys, request.num_blocks)
-            return sole
-        return request.num_blocks
+        if self.cache is None:
+            return request.num_blocks
+        return self.cache.count_sole(request.keys, request.num_blocks)

@@ -4,8 +4,9 @@ It answers what `BlockPool` answers. Blocks are let go last block first and hand
 end first, and how far it reaches is its whole state. Blocks without content always lead the free queue, so they are
 a number.
 
-A *line* is one segment of content after given others, or the reply after a prompt: the place in which blocks of equal
-keys lie. Block i of a prompt lies in the line in which its last token does.
+A *line* is one or more segments of content after given others: the place in which blocks of equal keys lie. Whoever
+has its first segment goes through all of it; where texts part, a line is cut in two. Block i of a text lies in the
+line in which its last token does.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,20 +16,32 @@ ENDLESS = 1 << 60
 
 
 class Line:
-    """A segment of content behind the ones before it."""
+    """Segments of content behind the ones before them."""
 
-    __slots__ = ("key", "number", "parent", "runs", "users", "writer")
+    __slots__ = ("contents", "number", "parent", "paths", "runs", "starts", "users", "writer")
 
-    def __init__(self, number: int, key: tuple[int, int, int], parent: "Line | None") -> None:
+    def __init__(
+        self, number: int, parent: "Line | None", starts: list[int], contents: list[int]
+    ) -> None:
         self.number = number
-        self.key = key
         self.parent = parent
+        self.starts = starts
+        """Of each segment, in tokens."""
+        self.contents = contents
+        self.paths: dict[Path, None] = {}
+        """Of the requests that go through it."""
         self.runs: list[Run] = []
         """Present, in the order in which they became findable."""
         self.users = 0
-        """Runs, requests and lines behind it."""
+        """Requests and lines behind it, and one if there are runs."""
         self.writer: Any = None
-        """The request whose reply this is, while it is in the engine."""
+        """The request whose reply its last segment is, while it is in the engine."""
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """What nobody but those who go through it has."""
+        before = 0 if self.parent is None else self.parent.number
+        return before, self.starts[0], self.contents[0]
 
     def find(self, at: int, stop: int) -> "tuple[Run, int] | None":
         """What has been findable longest at block `at`, and up to which block that holds; None if nothing is there."""
@@ -113,14 +126,34 @@ class Path:
                     return
 
 
-class RunPool:
-    """Usable blocks: held, findable though free, or blank."""
+class CountPool:
+    """Usable blocks without content: how many are free is all there is to know."""
 
-    caching = True
-
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int) -> None:
         self.num_usable = num_blocks - 1
         self.num_free = num_blocks - 1
+        self.caching = False
+
+    @property
+    def num_cached_free(self) -> int:
+        """Free blocks that are findable."""
+        return 0
+
+    def take(self, count: int) -> None:
+        """Hand out `count` blocks."""
+        self.num_free -= count
+
+    def give(self, count: int) -> None:
+        """Take back `count` blocks without content."""
+        self.num_free += count
+
+
+class RunPool(CountPool):
+    """Usable blocks: held, findable though free, or blank."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        super().__init__(num_blocks)
+        self.caching = True
         self._blank = num_blocks - 1
         self._size = block_size
         self._lines: dict[tuple[int, int, int], Line] = {}
@@ -128,50 +161,95 @@ class RunPool:
         """Told of the request whose reply a line is before another one makes blocks of that line findable."""
         self._numbers = 0
         self._queue = Run(
-            Line(0, (0, 0, 0), None), 0, 0, 0
+            Line(0, None, [], []), 0, 0, 0
         )  # before the first and after the last free run
 
     @property
     def num_cached_free(self) -> int:
-        """Free blocks that are findable."""
         return self.num_free - self._blank
 
     # --- content --------------------------------------------------------------------------
 
     def path(self, prompt: Sequence[tuple[int, int]], reply: int, owner: Any) -> Path:
         """Where the blocks of a new request belong. `forget` ends it."""
-        lines, stops = [], []
-        line: Line | None = None
-        end, size = 0, self._size
+        starts, contents, end = [], [], 0
         for content, tokens in prompt:
             if tokens:
-                line = self._line(line, end, content)
+                starts.append(end)
+                contents.append(content)
                 end += tokens
-                lines.append(line)
-                stops.append(end // size)
-        line = self._line(line, end, reply)
-        line.writer = owner
-        lines.append(line)
-        stops.append(ENDLESS)
-        for line in lines:
+        starts.append(end)
+        contents.append(reply)
+        path = Path([], [], owner)
+        line: Line | None = None
+        at = 0
+        while at < len(starts):
+            line = self._line(line, starts, contents, at)
+            at += len(line.starts)
+            path.lines.append(line)
+            path.stops.append(starts[at] // self._size if at < len(starts) else ENDLESS)
+            line.paths[path] = None
             line.users += 1
-        return Path(lines, stops, owner)
+        path.lines[-1].writer = owner
+        return path
 
     def forget(self, path: Path) -> None:
         """The request has gone."""
         path.lines[-1].writer = None
         for line in reversed(path.lines):
+            del line.paths[path]
             self._leave(line)
 
-    def _line(self, parent: Line | None, start: int, content: int) -> Line:
-        key = (0 if parent is None else parent.number, start, content)
+    def _line(self, parent: Line | None, starts: list[int], contents: list[int], at: int) -> Line:
+        """The line behind `parent` that begins with segment number `at`, as far as it holds the same ones as these."""
+        key = (0 if parent is None else parent.number, starts[at], contents[at])
         line = self._lines.get(key)
         if line is None:
-            self._numbers += 1
-            self._lines[key] = line = Line(self._numbers, key, parent)
+            line = self._add_line(parent, starts[at:], contents[at:])
             if parent is not None:
                 parent.users += 1
+            return line
+        own_starts, own_contents, most = line.starts, line.contents, len(starts) - at
+        alike = 1
+        while (
+            alike < len(own_starts)
+            and alike < most
+            and own_starts[alike] == starts[at + alike]
+            and own_contents[alike] == contents[at + alike]
+        ):
+            alike += 1
+        return line if alike == len(own_starts) else self._part(line, alike)
+
+    def _add_line(self, parent: Line | None, starts: list[int], contents: list[int]) -> Line:
+        self._numbers += 1
+        line = Line(self._numbers, parent, starts, contents)
+        self._lines[line.key] = line
         return line
+
+    def _part(self, line: Line, segments: int) -> Line:
+        """The first segments of a line become one of their own, which is returned; the rest stays what is behind it."""
+        front = self._add_line(line.parent, line.starts[:segments], line.contents[:segments])
+        line.starts, line.contents = line.starts[segments:], line.contents[segments:]
+        line.parent = front
+        self._lines[line.key] = line
+        stop = line.starts[0] // self._size
+        for path in line.paths:
+            place = path.lines.index(line)
+            path.lines.insert(place, front)
+            path.stops.insert(place, stop)
+        front.paths = dict(line.paths)
+        front.users = 1 + len(front.paths)
+        if line.runs:
+            for run in [*line.runs]:
+                if run.start < stop < run.stop:
+                    self._cut(run, stop)
+            front.runs = [run for run in line.runs if run.stop <= stop]
+            line.runs = [run for run in line.runs if run.stop > stop]
+            for run in front.runs:
+                run.line = front
+            front.users += bool(front.runs)
+            line.users -= not line.runs
+        return front
 
     def _leave(self, line: Line | None) -> None:
         while line is not None:
@@ -231,6 +309,10 @@ class RunPool:
             path.held.append([run, stop])
         path.held.reverse()
 
+    def give(self, count: int) -> None:
+        self.num_free += count
+        self._blank += count
+
     def take(self, count: int) -> None:
         """Hand out `count` blocks; what was in them is no longer findable."""
         self.num_free -= count
@@ -274,8 +356,7 @@ class RunPool:
 
     def release(self, path: Path, num_blocks: int) -> None:
         """A request lets go of all its `num_blocks` blocks."""
-        self.num_free += num_blocks - path.published
-        self._blank += num_blocks - path.published
+        self.give(num_blocks - path.published)
         last = self._queue.before
         for run in reversed(list(self._held(path))):
             run.refs -= 1
@@ -340,27 +421,3 @@ class RunPool:
         line.runs.remove(run)
         if not line.runs:
             self._leave(line)
-
-
-class CountPool:
-    """Blocks without content: how many are free is all there is to know."""
-
-    caching = False
-    num_cached_free = 0
-
-    def __init__(self, num_blocks: int) -> None:
-        self.num_usable = num_blocks - 1
-        self.num_free = num_blocks - 1
-
-    @staticmethod
-    def count_unreferenced(hit: Sequence[object]) -> int:
-        """How many blocks of a hit are free: there are no hits."""
-        return 0
-
-    def take(self, count: int) -> None:
-        """Hand out `count` blocks."""
-        self.num_free -= count
-
-    def release(self, num_blocks: int) -> None:
-        """Take back `num_blocks` blocks."""
-        self.num_free += num_blocks

@@ -138,10 +138,8 @@ class Columns:
         """(first, last, ends): request i has a token of each step first[i] to last[i], and step k ended at ends[k]."""
         first = self["itl_start"][rows]
         last = first + self["itl_count"][rows]
-        base, stop = int(first.min()), int(last.max()) + 1
-        ends = np.frombuffer(timeline.ends_ps, dtype=np.int64)
-        ends = ends[base - timeline.first : stop - timeline.first]
-        return first - base, last - base, ends
+        base = int(first.min())
+        return first - base, last - base, timeline.ends(base, int(last.max()))
 
     def _mean_gaps(self) -> Durations:
         """To the nearest picosecond."""

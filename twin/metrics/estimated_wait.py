@@ -10,7 +10,7 @@ tiers before it leave to it.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from twin.clock import PS
@@ -59,7 +59,7 @@ class _Starts:
 class WaitEstimate:
     """What one engine knows about waiting. Tokens of a request are those of its prompt."""
 
-    def __init__(self, ranks: Mapping[str, int], holds_ps: Mapping[str, int]) -> None:
+    def __init__(self, ranks: dict[str, int], holds_ps: dict[str, int]) -> None:
         self._ranks = ranks
         self._last = max(ranks.values(), default=0)
         self._holds_ps = holds_ps

@@ -11,7 +11,7 @@ LATENCIES = ("ttft", "tpot", "itl", "e2e", "queue", "prefill")
 """The durations of a request that have statistics, under the names that objectives use."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class RequestRecord:
     """The life of one request. Instants are picoseconds from the start of the run, None where never reached."""
 
@@ -50,3 +50,52 @@ class RequestRecord:
     """Time it was preempted: from the start of the first step without it to that of the first one with it again."""
     estimated_wait_ps: int | None = None
     """first_scheduled_ps - arrival_ps as estimated when it arrived; None if it reached no replica."""
+
+    # Written out: what a dataclass makes would be the one part of it that is not compiled.
+    def __init__(
+        self,
+        index: int,
+        tier: str,
+        tenant: str,
+        session: str | None,
+        stream: int,
+        replica: int | None,
+        arrival_ps: int,
+        first_scheduled_ps: int | None,
+        first_token_ps: int | None,
+        finish_ps: int | None,
+        prompt_tokens: int,
+        output_tokens: int,
+        outcome: str,
+        reason: str,
+        preemptions: int = 0,
+        recomputed_tokens: int = 0,
+        prefix_hit_tokens: int = 0,
+        prefix_query_tokens: int = 0,
+        itl_ps: Sequence[int] | None = None,
+        attempts: int = 1,
+        stall_ps: int = 0,
+        estimated_wait_ps: int | None = None,
+    ) -> None:
+        self.index = index
+        self.tier = tier
+        self.tenant = tenant
+        self.session = session
+        self.stream = stream
+        self.replica = replica
+        self.arrival_ps = arrival_ps
+        self.first_scheduled_ps = first_scheduled_ps
+        self.first_token_ps = first_token_ps
+        self.finish_ps = finish_ps
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.outcome = outcome
+        self.reason = reason
+        self.preemptions = preemptions
+        self.recomputed_tokens = recomputed_tokens
+        self.prefix_hit_tokens = prefix_hit_tokens
+        self.prefix_query_tokens = prefix_query_tokens
+        self.itl_ps = array("q") if itl_ps is None else itl_ps
+        self.attempts = attempts
+        self.stall_ps = stall_ps
+        self.estimated_wait_ps = estimated_wait_ps

@@ -4,32 +4,96 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import overload
 
+import numpy as np
+import numpy.typing as npt
+
+STRETCHES = 1 << 16
+"""Stretches of steps that are written out together."""
+
 
 class Timeline:
-    """When the steps of one engine were over, in picoseconds, by the number of the step."""
+    """When the steps of one engine were over, in picoseconds, by the number of the step.
 
-    __slots__ = ("ends_ps", "first")
+    Steps whose durations grow evenly are a few numbers, however many they are.
+    """
 
-    def __init__(self) -> None:
-        self.ends_ps = array("q")
-        self.first = 0
-        """Number of the step whose end is ends_ps[0]."""
+    __slots__ = ("_end", "_growth", "_next", "_stretches", "first", "last")
 
-    @property
-    def last(self) -> int:
+    def __init__(self, first: int = 0) -> None:
+        self.first = first
+        """Number of the first step that is known."""
+        self.last = first - 1
         """Number of the last step that is over."""
-        return self.first + len(self.ends_ps) - 1
+        # Of each stretch: number of its first step, when that began, how long it took, growth.
+        self._stretches = array("q")
+        # When the last step was over, and how long one like the last stretch would take after it.
+        self._end = self._next = self._growth = -1
+
+    def add(self, count: int, start_ps: int, first_ps: int, growth_ps: int) -> None:
+        """So many more steps are over; the first began at `start_ps` and took `first_ps`, each next one more."""
+        if growth_ps != self._growth or first_ps != self._next or start_ps != self._end:
+            self._stretches.extend((self.last + 1, start_ps, first_ps, growth_ps))
+            self._growth = growth_ps
+        self.last += count
+        if count == 1:
+            self._end, self._next = start_ps + first_ps, first_ps + growth_ps
+        else:
+            self._end = _end(start_ps, first_ps, growth_ps, count)
+            self._next = first_ps + count * growth_ps
 
     def end(self, step: int) -> int:
         """When `step` was over."""
-        return self.ends_ps[step - self.first]
+        if step == self.last:
+            return self._end
+        at = 4 * self._stretch_of(step)
+        number, start_ps, first_ps, growth_ps = self._stretches[at : at + 4]
+        return _end(start_ps, first_ps, growth_ps, step - number + 1)
+
+    def _stretch_of(self, step: int) -> int:
+        """Number of the stretch that a step is in; it is asked for the newest ones most."""
+        stretches = self._stretches
+        low, high = 0, len(stretches) // 4 - 1
+        back = 1
+        while high - back > low and stretches[4 * (high - back)] > step:
+            high -= back
+            back *= 2
+        low = max(low, high - back)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if stretches[4 * middle] > step:
+                high = middle - 1
+            else:
+                low = middle
+        return low
+
+    def ends(self, first: int, last: int) -> npt.NDArray[np.int64]:
+        """When each of the steps from `first` to `last` was over."""
+        found = np.empty(last - first + 1, dtype=np.int64)
+        stop = self._stretch_of(last) + 1
+        for low in range(self._stretch_of(first), stop, STRETCHES):
+            high = min(stop, low + STRETCHES)
+            rows = np.frombuffer(self._stretches[4 * low : 4 * high], dtype=np.int64).reshape(-1, 4)
+            begin = int(rows[0, 0])
+            after = last + 1 if high == stop else self._stretches[4 * high]
+            counts = np.diff(rows[:, 0], append=after)
+            number, start_ps, first_ps, growth_ps = np.repeat(rows, counts, axis=0).T
+            i = np.arange(begin, after) - number
+            ends = start_ps + (i + 1) * first_ps + i * (i + 1) // 2 * growth_ps
+            skipped = max(0, first - begin)
+            found[begin + skipped - first : after - first] = ends[skipped:]
+        return found
 
     def forget(self, before: int) -> None:
         """Nobody will ask again for the steps before number `before`."""
-        count = min(before - self.first, len(self.ends_ps))
-        if count > 0:
-            del self.ends_ps[:count]
-            self.first += count
+        if len(self._stretches):
+            gone = self._stretch_of(before)
+            del self._stretches[: 4 * gone]
+            self.first = self._stretches[0]
+
+
+def _end(start_ps: int, first_ps: int, growth_ps: int, count: int) -> int:
+    """When `count` steps are over."""
+    return start_ps + count * first_ps + growth_ps * (count * (count - 1) // 2)
 
 
 class StepGaps(Sequence[int]):
@@ -73,9 +137,7 @@ class StepGaps(Sequence[int]):
 
     def to_array(self) -> "array[int]":
         """The gaps, each by itself."""
-        start = self.first - self.timeline.first
-        ends = self.timeline.ends_ps[start : start + len(self) + 1]
-        return array("q", map(int.__sub__, ends[1:], ends))
+        return array("q", np.diff(self.timeline.ends(self.first, self.last)).tobytes())
 
 
 def total_ps(gaps: Sequence[int]) -> int:

@@ -70,7 +70,8 @@ class Estimator:
         else:
             learned = self._learned[tier].value()
             expected = self._initial if learned is None else learned
-        return max(1, min(expected, job.max_tokens, room))
+        most = min(job.max_tokens, room)
+        return max(1, min(expected, most))
 
     def learn(self, tier: int, output_tokens: int) -> None:
         """A job of tier number `tier` has finished after `output_tokens`."""

@@ -25,7 +25,7 @@ class Hold:
         # Jobs that fill a batch, by group; without groups all jobs are one, and batch_size 1 is no limit.
         one = config.batch_size if config.batch_size > 1 else math.inf
         self._full = [float(jobs) for _, jobs in config.groups] or [one]
-        self._queues: list[SortedQueue[Entry]] = [SortedQueue() for _ in self._full]
+        self._queues: list[SortedQueue] = [SortedQueue() for _ in self._full]
         self._count = 0
         self._tokens = 0
         self._oldest: Entry | None = None

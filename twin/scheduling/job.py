@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, init=False)
 class Job:
     """A request as the policy sees it: never its true output length. Instants are seconds on the host's clock."""
 
@@ -23,6 +23,29 @@ class Job:
     """Abort if it is not complete by then."""
     seq: int = -1
     """Number of the submit call at the policy, which sets it."""
+
+    # Written out: what a dataclass makes would be the one part of it that is not compiled.
+    def __init__(
+        self,
+        rid: Hashable,
+        arrival: float,
+        prompt_tokens: int,
+        max_tokens: int,
+        tier: str = "ONLINE",
+        tenant: str = "default",
+        ttft_deadline: float | None = None,
+        deadline: float | None = None,
+        seq: int = -1,
+    ) -> None:
+        self.rid = rid
+        self.arrival = arrival
+        self.prompt_tokens = prompt_tokens
+        self.max_tokens = max_tokens
+        self.tier = tier
+        self.tenant = tenant
+        self.ttft_deadline = ttft_deadline
+        self.deadline = deadline
+        self.seq = seq
 
 
 class Host(Protocol):

@@ -14,7 +14,9 @@ class Room:
     """
 
     def __init__(self, tiers: Sequence[TierConfig], jobs: list[int], tokens: list[int]) -> None:
-        self._tiers = tiers
+        self._max_jobs = [tier.max_running for tier in tiers]
+        self._max_tokens = [tier.max_running_tokens for tier in tiers]
+        self._has_caps = any(most is not None for most in (*self._max_jobs, *self._max_tokens))
         self._jobs = jobs
         self._tokens = tokens
         self.slots = 0
@@ -26,11 +28,12 @@ class Room:
 
     def allows(self, entry: Entry) -> bool:
         """Whether the caps of its tier let the job run."""
-        tier = self._tiers[entry.tier]
+        if not self._has_caps:
+            return True
         jobs, tokens = self._jobs[entry.tier], self._tokens[entry.tier]
-        if tier.max_running is not None and jobs >= tier.max_running:
+        most, limit = self._max_jobs[entry.tier], self._max_tokens[entry.tier]
+        if most is not None and jobs >= most:
             return False
-        limit = tier.max_running_tokens
         return limit is None or jobs == 0 or tokens + entry.size <= limit
 
     def fits(self, blocks: int, host: Host) -> bool:

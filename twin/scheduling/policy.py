@@ -6,7 +6,7 @@ in the time. What differs between policies is data (tiers, caps, holds) and smal
 
 import heapq
 import math
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 from twin.scheduling.config import ANY_TIER, PolicyConfig
@@ -18,7 +18,7 @@ from twin.scheduling.hold import Hold
 from twin.scheduling.job import Host, Job, Plan
 from twin.scheduling.orders import ORDERS, resolve_order
 from twin.scheduling.planning import Room, choose_victims
-from twin.scheduling.ready import SortedQueue
+from twin.scheduling.ready import ReadyQueues
 from twin.scheduling.statistics import TierStatistics
 
 FULL_PRESSURE = 10
@@ -51,20 +51,18 @@ class Policy:
         self._uses_fair = any(t.order == "fair" or t.order not in ORDERS for t in tiers)
         self._holds = [Hold(tier) if tier.holds else None for tier in tiers]
         self._holding = [(i, hold) for i, hold in enumerate(self._holds) if hold is not None]
-        self._ready: list[list[SortedQueue[Entry]]] = [  # [rank][tier]
-            [SortedQueue() for _ in tiers] for _ in self._orders
-        ]
         self._entries: dict[Hashable, Entry] = {}
         self._running_jobs = [0] * len(tiers)
         self._running_tokens = [0] * len(tiers)
         self._room = Room(tiers, self._running_jobs, self._running_tokens)  # under the caps, now
+        self._ready = ReadyQueues(len(self._orders), len(tiers), self._room)
+        self._gives_way = [tier.preemptible for tier in tiers]
+        self._promote_after = [tier.promote_after for tier in tiers]
         self._preemptible = [0] * len(self._orders)  # running jobs by rank that may give way
         self._deadlines: list[tuple[float, int, str, Entry]] = []
         self._promotions: list[tuple[float, int, Entry]] = []
         self._returned: list[Entry] = []  # preempted in this step
         self._planned: set[Hashable] = set()
-        self._ready_of = [0] * len(self._orders)  # jobs in the queues of a rank
-        self._num_ready = 0
         self._num_held = 0
         self._nothing = Plan()
         self._submitted = 0
@@ -74,7 +72,6 @@ class Policy:
         job below a waiting one runs, or all of them together did not suffice for the first one."""
         self._head: Entry | None = None
         self._head_known = False
-        self._capped: list[Entry] = []  # first jobs of tiers that a cap stops, known with the head
         self._statistics = [TierStatistics() for _ in tiers]
         self._log = DecisionLog()
         self._watching = False
@@ -98,9 +95,9 @@ class Policy:
         hold = self._holds[tier]
         if hold is None:
             self._make_ready(entry, now)
-            statistics.present["ready"] += 1
+            statistics.present[READY] += 1
         else:
-            statistics.present["held"] += 1
+            statistics.present[HELD] += 1
             self._num_held += 1
             hold.add(entry, now, self.pressure)
             if self._watching:
@@ -109,16 +106,15 @@ class Policy:
     def start(self, job: Job, now: float) -> None:
         """The host took the job off the queue."""
         entry = self._entries[job.rid]
-        self._ready[entry.rank][entry.tier].remove(entry.key)
-        self._ready_of[entry.rank] -= 1
-        self._num_ready -= 1
+        self._ready.remove(entry)
         entry.undo = (entry.waited, entry.waiting_since, entry.promote_at, entry.started)
         if not entry.started:
-            self._statistics[entry.tier].starts += 1
+            statistics = self._statistics[entry.tier]
+            statistics.starts += 1
             wait = now - job.arrival
-            self._statistics[entry.tier].waited_s += wait
-            longest = self._statistics[entry.tier].longest_wait_s
-            self._statistics[entry.tier].longest_wait_s = max(longest, wait)
+            statistics.waited_s += wait
+            if wait > statistics.longest_wait_s:
+                statistics.longest_wait_s = wait
         entry.waited += now - entry.waiting_since
         entry.promote_at = math.inf
         entry.started = True
@@ -195,12 +191,14 @@ class Policy:
             self._fair.settle(job.tenant, entry.size, used)
         statistics = self._statistics[entry.tier]
         statistics.present[entry.state] -= 1
-        statistics.ended[f"{reason} {entry.state}"] += 1
+        how = (reason, entry.state)
+        statistics.ended[how] = statistics.ended.get(how, 0) + 1
         if reason == "finished":
             self._estimator.learn(entry.tier, output_tokens)
             statistics.estimates += 1
-            statistics.estimate_error_tokens += entry.expected - output_tokens
-            statistics.estimate_abs_error_tokens += abs(entry.expected - output_tokens)
+            error = entry.expected - output_tokens
+            statistics.estimate_error_tokens += error
+            statistics.estimate_abs_error_tokens += abs(error)
         self._head_known = False
         if self._watching:
             self._note(entry, now, "gone", "%s, %d tokens", reason, output_tokens)
@@ -220,30 +218,34 @@ class Policy:
                 entry.blocked = False
                 self._queue(entry)
             self._returned = []
-        abort = self._due_aborts(now) if self._deadlines else []
+        plan = self._nothing
+        if self._deadlines and self._deadlines[0][0] <= now:
+            plan = Plan(self._due_aborts(now))
         if self._promotions:
             self._promote(now)
         if self._num_held:
             self._release(now)
-        preempt = self._plan_preemptions(host, abort) if self._num_ready else []
+        if self._ready.number and self._anybody_below(self._ready.first_rank()):
+            plan = Plan(plan.abort, self._plan_preemptions(host, plan.abort))
         self._head_known = False
         if self._watching:
             self._note_waiting(now, host)
-        return Plan(abort, preempt) if abort or preempt else self._nothing
+        return plan
 
     def head(self, now: float) -> Job | None:
         """The job to admit next, None if there is none; the same until something changes."""
         job = self.peek()
-        for entry in self._capped:
-            if not entry.was_capped:
-                entry.was_capped = True
-                self._statistics[entry.tier].cap_stops += 1
+        if self._ready.capped:
+            for entry in self._ready.capped:
+                if not entry.was_capped:
+                    entry.was_capped = True
+                    self._statistics[entry.tier].cap_stops += 1
         return job
 
     def peek(self) -> Job | None:
         """What `head` would say; asking leaves no trace in the statistics."""
         if not self._head_known:
-            self._head = self._find_head()
+            self._head = self._ready.head()
             self._head_known = True
         return None if self._head is None else self._head.job
 
@@ -276,13 +278,13 @@ class Policy:
     def pressure(self) -> float:
         """How much the first tier queues: its waiting jobs / 10, 1 at most."""
         present = self._statistics[0].present
-        return min((present["held"] + present["ready"]) / FULL_PRESSURE, 1.0)
+        return min((present[HELD] + present[READY]) / FULL_PRESSURE, 1.0)
 
     def pressure_without(self, jobs: Iterable[Job]) -> float:
         """`pressure` as if these waiting jobs were not there."""
         present = self._statistics[0].present
         others = sum(self._entries[job.rid].tier == 0 for job in jobs)
-        return min((present["held"] + present["ready"] - others) / FULL_PRESSURE, 1.0)
+        return min((present[HELD] + present[READY] - others) / FULL_PRESSURE, 1.0)
 
     def stats(self) -> dict[str, Any]:
         """What was done so far: pressure, and counts and means by tier (see `TierStatistics`)."""
@@ -362,9 +364,7 @@ class Policy:
 
     def _put(self, entry: Entry) -> None:
         """A ready job enters the queue of its rank, with the keys it has."""
-        self._ready[entry.rank][entry.tier].add(entry.key, entry)
-        self._ready_of[entry.rank] += 1
-        self._num_ready += 1
+        self._ready.add(entry)
         if entry.rank > 0 and entry.promote_at < math.inf:
             heapq.heappush(self._promotions, (entry.promote_at, entry.job.seq, entry))
         self._head_known = False
@@ -379,9 +379,7 @@ class Policy:
         elif entry.blocked:
             self._returned.remove(entry)
         else:
-            self._ready[entry.rank][entry.tier].remove(entry.key)
-            self._ready_of[entry.rank] -= 1
-            self._num_ready -= 1
+            self._ready.remove(entry)
         self._head_known = False
 
     def _move(self, entry: Entry, state: str) -> None:
@@ -396,57 +394,21 @@ class Policy:
     def _count_running(self, entry: Entry, jobs: int) -> None:
         self._running_jobs[entry.tier] += jobs
         self._running_tokens[entry.tier] += jobs * entry.size
-        if self.config.tiers[entry.tier].preemptible:
+        if self._gives_way[entry.tier]:
             self._preemptible[entry.rank] += jobs
-
-    def _find_head(self) -> Entry | None:
-        stopped: set[int] = set()
-        self._capped = []
-        best: tuple[tuple[Any, ...], Entry] | None = None
-        if not self._num_ready:
-            return None
-        for queues, count in zip(self._ready, self._ready_of, strict=True):
-            if not count:
-                continue
-            for tier, queue in enumerate(queues):
-                if not queue or tier in stopped:
-                    continue
-                pair = queue.first()
-                if not self._room.allows(pair[1]):
-                    stopped.add(tier)
-                    self._capped.append(pair[1])
-                elif best is None or pair[0] < best[0]:
-                    best = pair
-            if best is not None:
-                break
-        return best[1] if best else None
-
-    def _in_head_order(self, stopped: Container[int] = ()) -> Iterator[Entry]:
-        """All ready jobs in the order of admission, without the rest of a tier that the caller adds to `stopped`."""
-        for queues in self._ready:
-            walks = {t: iter(q) for t, q in enumerate(queues) if q and t not in stopped}
-            firsts = {tier: next(walk) for tier, walk in walks.items()}
-            while firsts:
-                tier = min(firsts, key=lambda t: firsts[t][0])
-                yield firsts[tier][1]
-                following = None if tier in stopped else next(walks[tier], None)
-                if following is None:
-                    del firsts[tier]
-                else:
-                    firsts[tier] = following
 
     # --- time -----------------------------------------------------------------------------
 
     def _start_ageing(self, entry: Entry) -> None:
         """The job begins to wait (again): when will it have waited for its next promotion?"""
-        after = self.config.tiers[entry.tier].promote_after
+        after = self._promote_after[entry.tier]
         if after is not None:
             left = after * (entry.promotions + 1) - entry.waited
             entry.promote_at = entry.waiting_since + left
 
     def _age(self, entry: Entry, now: float) -> None:
         """Move the job up a rank for every promotion that is due."""
-        after = self.config.tiers[entry.tier].promote_after
+        after = self._promote_after[entry.tier]
         while after is not None and entry.rank > 0 and now >= entry.promote_at:
             entry.rank -= 1
             entry.promotions += 1
@@ -480,16 +442,16 @@ class Policy:
                 continue
             statistics = self._statistics[tier]
             for reason, batch in hold.release(now):
-                statistics.releases[reason] += 1
+                statistics.releases[reason] = statistics.releases.get(reason, 0) + 1
                 statistics.batch_jobs += len(batch)
                 statistics.largest_batch = max(statistics.largest_batch, len(batch))
                 self._num_held -= len(batch)
                 for entry in batch:
                     statistics.batch_tokens += entry.size
                     statistics.held_s += now - entry.job.arrival
-                    statistics.present["held"] -= 1
-                    statistics.present["ready"] += 1
                     self._make_ready(entry, now)
+                statistics.present[HELD] -= len(batch)
+                statistics.present[READY] += len(batch)
 
     def _is_pending(self, reason: str, entry: Entry) -> bool:
         """Whether a deadline can still pass."""
@@ -515,10 +477,11 @@ class Policy:
 
     # --- preemption -----------------------------------------------------------------------
 
+    def _anybody_below(self, rank: int) -> bool:
+        """Whether a job that may give way to one of this rank runs."""
+        return any(self._preemptible[rank + 1 :])
+
     def _plan_preemptions(self, host: Host, abort: list[tuple[Job, str]]) -> list[Job]:
-        best = next(rank for rank, count in enumerate(self._ready_of) if count)
-        if not any(self._preemptible[best + 1 :]):
-            return []
         room = Room(self.config.tiers, [*self._running_jobs], [*self._running_tokens])
         room.slots, room.blocks, room.alive = host.free_slots, host.free_blocks, len(host.running)
         for job, _ in abort:
@@ -529,11 +492,11 @@ class Policy:
         def victims_below(rank: int) -> list[Entry]:
             running = [self._entries[job.rid] for job in host.running]
             below = [e for e in running if e.rank > rank and not e.ending]
-            victims = [e for e in below if self.config.tiers[e.tier].preemptible]
+            victims = [e for e in below if self._gives_way[e.tier]]
             return sorted(victims, key=lambda entry: entry.run_key)
 
         stopped: set[int] = set()
-        waiting = self._in_head_order(stopped)
+        waiting = self._ready.in_head_order(stopped)
         chosen = choose_victims(waiting, victims_below, room, host, stopped)
         self.is_settled = not room.taken
         for entry in chosen:
@@ -554,7 +517,7 @@ class Policy:
             if entry is None or entry.state != READY or entry.ending:
                 continue
             ahead = 0
-            for other in self._in_head_order():
+            for other in self._ready.in_head_order():
                 if other is entry:
                     break
                 ahead += 1

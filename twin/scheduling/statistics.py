@@ -1,7 +1,8 @@
 """Counts of what a policy did, by tier."""
 
-from collections import Counter
 from typing import Any
+
+from twin.scheduling.entry import HELD, READY, RUNNING
 
 
 class TierStatistics:
@@ -9,11 +10,11 @@ class TierStatistics:
 
     def __init__(self) -> None:
         self.submitted = 0
-        self.present: Counter[str] = Counter()
-        """Jobs by state now: held, ready, running."""
-        self.ended: Counter[str] = Counter()
-        """Jobs gone, by reason and the state they were in, such as "finished running"."""
-        self.releases: Counter[str] = Counter()
+        self.present = {HELD: 0, READY: 0, RUNNING: 0}
+        """Jobs by state now."""
+        self.ended: dict[tuple[str, str], int] = {}
+        """Jobs gone, by reason and the state they were in."""
+        self.releases: dict[str, int] = {}
         """Batches released, by what released them."""
         self.batch_jobs = 0
         self.batch_tokens = 0
@@ -41,10 +42,8 @@ class TierStatistics:
         batches = sum(self.releases.values())
         return {
             "submitted": self.submitted,
-            "held": self.present["held"],
-            "ready": self.present["ready"],
-            "running": self.present["running"],
-            "ended": dict(sorted(self.ended.items())),
+            **self.present,
+            "ended": dict(sorted((f"{why} {state}", n) for (why, state), n in self.ended.items())),
             "releases": dict(sorted(self.releases.items())),
             "batch_size_mean": _ratio(self.batch_jobs, batches),
             "batch_size_max": self.largest_batch,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Request:
     """What a client asks for and when.
 
@@ -36,3 +36,36 @@ class Request:
     """The client leaves if the reply is not complete this long after arrival; None = never."""
     may_leave: bool = False
     """The connection may break at any time, so that the engine must know what the request had of each step."""
+
+    # Written out: what a dataclass makes would be the one part of it that is not compiled.
+    def __init__(
+        self,
+        index: int,
+        arrival_ps: int,
+        prompt: tuple[tuple[int, int], ...],
+        prompt_tokens: int,
+        output_tokens: int,
+        max_tokens: int | None,
+        reply: int,
+        tier: str = "ONLINE",
+        tenant: str = "default",
+        session: str | None = None,
+        stream: int = 0,
+        ttft_timeout_ps: int | None = None,
+        total_timeout_ps: int | None = None,
+        may_leave: bool = False,
+    ) -> None:
+        self.index = index
+        self.arrival_ps = arrival_ps
+        self.prompt = prompt
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.max_tokens = max_tokens
+        self.reply = reply
+        self.tier = tier
+        self.tenant = tenant
+        self.session = session
+        self.stream = stream
+        self.ttft_timeout_ps = ttft_timeout_ps
+        self.total_timeout_ps = total_timeout_ps
+        self.may_leave = may_leave
