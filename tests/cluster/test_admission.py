@@ -131,6 +131,10 @@ def test_limits_are_those_of_a_list(spec, calls):
 # --- theory -------------------------------------------------------------------------------
 
 
+EXPONENTIAL = [i / 20 for i in range(1, 20)]
+"""Points of an exponential distribution of lengths, straight lines between."""
+
+
 def kiefer_wolfowitz(arrivals, services, servers):
     """Waits in one queue with several servers, first come, first served: each takes the one that is free first."""
     free, found = [0] * servers, []
@@ -142,12 +146,22 @@ def kiefer_wolfowitz(arrivals, services, servers):
 
 
 @pytest.mark.parametrize("servers", [1, 4, 16])
-@pytest.mark.parametrize("mode", ["fast", "stepped"])
-def test_one_queue_at_the_gateway_is_that_of_several_servers(tmp_path, servers, mode):
+@pytest.mark.parametrize(
+    ("load", "mode"), [(0.5, "fast"), (0.7, "fast"), (0.9, "fast"), (0.9, "stepped")]
+)
+def test_one_queue_at_the_gateway_is_that_of_several_servers(tmp_path, servers, load, mode):
     """Engines that serve one request each behind a gateway that sends on as many: Kiefer and Wolfowitz, exactly."""
-    output = {"uniform": [1, 40]}
+    output = {
+        "quantiles": [[0, 1], *([p, 1 - 20 * math.log(1 - p)] for p in EXPONENTIAL), [1, 200]]
+    }
     source = server(
-        tmp_path, 0.9, servers, "least_connections", tokens=20.5, output_tokens=output, requests=800
+        tmp_path,
+        load,
+        servers,
+        "least_connections",
+        tokens=20.5,
+        output_tokens=output,
+        requests=800,
     )
     source["cluster"]["admission"] = {"max_inflight": servers}
     records = run(source, f"run.engine_mode={mode}").records
@@ -155,13 +169,16 @@ def test_one_queue_at_the_gateway_is_that_of_several_servers(tmp_path, servers, 
     services = [r.output_tokens * STEP_PS for r in records]
     expected = kiefer_wolfowitz(arrivals, services, servers)
     assert waits(records) == expected
-    assert max(expected) > 0
+    assert max(expected) > 0 or (servers == 16 and load < 0.9)
 
 
-@pytest.mark.parametrize("load", [0.5, 0.7, 0.9])
-def test_long_runs_of_that_queue_reach_erlangs_formula(load):
+@pytest.mark.parametrize(
+    ("servers", "load"),
+    [(1, 0.5), (1, 0.7), (1, 0.9), (4, 0.5), (4, 0.7), (4, 0.9), (16, 0.7), (16, 0.8), (16, 0.9)],
+)
+def test_long_runs_of_that_queue_reach_erlangs_formula(servers, load):
     """Mean wait of M/M/c: C(c, a) / (c - a) of a mean service (Erlang C), within 3 %."""
-    servers, number, rng = 4, 1_500_000, random.Random(3)
+    number, rng = 1_500_000, random.Random(3)
     a, now, arrivals, services = load * servers, 0.0, [], []
     for _ in range(number):
         now += rng.expovariate(a)

@@ -44,7 +44,7 @@ def foreseen(forecaster="seasonal_naive", traffic=None, **keys):
 
 def wave():
     """Rates of the two periods before, by 20 s."""
-    return [10 * (1 + 0.8 * math.sin(2 * math.pi * (i + 0.5) / 30)) for i in range(60)]
+    return [10 * (1 + 0.8 * math.cos(2 * math.pi * (i + 0.5) / 30)) for i in range(60)]
 
 
 # --- forecasters --------------------------------------------------------------------------
