@@ -145,6 +145,7 @@ def test_every_example_is_explained_within_80_columns(path):
         "traffic",
         "steps",
         "measured_context",
+        "step_times",
         "max_model_len",
         "load",
     ]

@@ -42,6 +42,7 @@ def explain(scenario: Scenario) -> dict[str, Any]:
         "traffic": traffic,
         "steps": _steps(scenario, traffic),
         "measured_context": scenario.hardware.profile.max_context,
+        "step_times": _step_times(scenario),
         "max_model_len": scenario.engine.max_model_len,
         "load": _load(scenario, traffic),
     }
@@ -181,6 +182,17 @@ def _parts(
     }
 
 
+def _step_times(scenario: Scenario) -> dict[str, Any]:
+    """Where they come from, and how far they are from that."""
+    origin = scenario.hardware.profile.provenance
+    return {
+        "engine": origin.engine,
+        "source": origin.source,
+        "fit_error": dict(origin.fit_error),
+        "notes": list(origin.notes),
+    }
+
+
 def _load(scenario: Scenario, traffic: Mapping[str, Any]) -> dict[str, Any]:
     """Each limit, and where the traffic of the scenario lies below the first of them (`used`)."""
     means = Means(*(traffic[f"{name}_tokens"] for name in ("prompt", "cached", "output")))
@@ -253,7 +265,10 @@ def _steps_text(found: Mapping[str, Any]) -> list[RenderableType]:
     text = (
         f"Of the means of the first {count(traffic['drawn'])} requests: {traffic['prompt_tokens']:,.0f} prompt and "
         f"{traffic['output_tokens']:,.0f} output tokens. Tokens with padding; prefill and decode are attention; dense "
-        "has the matrices and communication. With async scheduling host work hides behind the GPU's."
+        "has the matrices and communication. With async scheduling host work hides behind the GPU's, but for "
+        f"{duration(found['steps'][0]['gap_s'])} in the first of these steps and "
+        f"{duration(found['steps'][1]['gap_s'])} in the second. Step times: {found['step_times']['source']}"
+        f"{_fit_errors(found['step_times']['fit_error'])}."
     )
     known, longest = found["measured_context"], found["max_model_len"]
     if longest > known:
@@ -262,6 +277,16 @@ def _steps_text(found: Mapping[str, Any]) -> list[RenderableType]:
             f"max_model_len allows up to {count(longest)}, would be extrapolated."
         )
     return [made, paragraph(text)]
+
+
+def _fit_errors(errors: Mapping[str, float]) -> str:
+    """The mean errors of a profile against its source, in brackets."""
+    said = [
+        f"{name.removesuffix('_mean').replace('_', ' ')} {share(error)}"
+        for name, error in errors.items()
+        if not name.endswith("_max")
+    ]
+    return f" ({', '.join(said)})" if said else ""
 
 
 def _load_text(found: Mapping[str, Any]) -> list[RenderableType]:
