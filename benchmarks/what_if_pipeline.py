@@ -39,10 +39,10 @@ STEPS = (
     Step(
         "max_num_seqs 32 to 64",
         CHAT,
-        (*LESS, "traffic.0.arrivals.rate=20"),
+        (*LESS, "traffic.0.arrivals.rate=32"),
         ("engine.max_num_seqs=32",),
         ("engine.max_num_seqs=64",),
-        "Two H100 at 20 requests/s: 32 slots each are too few, so that requests wait for a slot.",
+        "Two H100 at 32 requests/s: 32 slots each are too few, so that requests wait for a slot.",
     ),
     Step(
         "Prefix caching on",
@@ -63,10 +63,10 @@ STEPS = (
     Step(
         "Weights in INT8",
         CHAT,
-        (*LESS, "hardware.gpu=A100", "hardware.step_time=roofline", "traffic.0.arrivals.rate=24"),
+        (*LESS, "hardware.gpu=A100", "hardware.step_time=roofline", "traffic.0.arrivals.rate=12"),
         ("hardware.dtype=bfloat16",),
         ("hardware.dtype=int8",),
-        "Two A100 at 24 requests/s; step times by roofline, which nobody has validated. INT8 costs quality, which is "
+        "Two A100 at 12 requests/s; step times by roofline, which nobody has validated. INT8 costs quality, which is "
         "not simulated.",
     ),
     Step(

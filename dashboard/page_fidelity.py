@@ -60,8 +60,9 @@ def _origin(result: Mapping[str, Any]) -> None:
     st.markdown(
         f"Step times of {result['model']} on {result['gpu']}: {result['engine']}, {result['source']}, {result['date']}."
     )
-    for note in (*result["notes"], *result["warnings"]):
-        st.warning(plain(note))
+    for warning in result["warnings"]:
+        st.warning(plain(warning))
+    st.markdown("\n".join(f"- {plain(note)}" for note in result["notes"]))
     if result["fit_error"]:
         rows = pd.DataFrame(result["fit_error"].items(), columns=["part", "error of the fit"])
         st.dataframe(rows, hide_index=True)

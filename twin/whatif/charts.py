@@ -158,7 +158,7 @@ def tornado(plan: Plan, points: Sequence[Point], figure: Measure) -> Figure | No
 
 def unit_text(figure: Measure) -> str:
     """`, s` behind a label; a share has no unit."""
-    return "" if figure.unit in ("", "1") else f", {figure.unit}"
+    return "" if figure.unit in ("", "1", figure.label) else f", {figure.unit}"
 
 
 def figure_of(title: str, traces: list[Figure], x: str, y: str) -> Figure:

@@ -37,7 +37,9 @@ def front_figure(search: Search, found: Mapping[str, Any]) -> Figure:
         if entries
     ]
     if chosen is not None:
-        mark = _marks("to take", [chosen], x, y, "var(--tier1)", "star")
+        # Where its mark is: `chosen` has the figures of other seeds.
+        same = [entry for entry in ran if entry["key"] == chosen["key"]]
+        mark = _marks("to take", same, x, y, "var(--tier1)", "star")
         mark["marker"]["size"] = 16
         traces.append(mark)
     xs, ys = x.label + unit_text(x), y.label + unit_text(y)

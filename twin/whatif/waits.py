@@ -125,8 +125,8 @@ def _best(points: Sequence[Mapping[str, Any]], tier: str) -> dict[str, Any]:
         longest = max(known, key=lambda point: point["wait_s"])
         cost = (longest["p50"] or 0.0) - (shortest["p50"] or 0.0)
         text = (
-            f"{tier}: waiting buys nothing here; a wait of {1000 * longest['wait_s']:g} ms moves its TTFT p50 by "
-            f"{1000 * cost:+.1f} ms and throughput by less than 1 %."
+            f"{tier}: waiting buys nothing here: no wait delivers 1 % more tokens per second, and one of "
+            f"{1000 * longest['wait_s']:g} ms moves its TTFT p50 by {1000 * cost:+.1f} ms."
         )
     else:
         text = (
