@@ -32,7 +32,7 @@ def small(**keys):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """Address of a dashboard; what it wrote to its log must be no complaint."""
+    """Address of a dashboard; what it wrote to its log must be no complaint (streamlit#1326)."""
     port, log = free_port(), tmp_path_factory.mktemp("server") / "log"
     with log.open("w") as file:
         process = subprocess.Popen(
@@ -89,6 +89,7 @@ def downloaded(window, ending, within=30):
 
 
 def test_a_run_its_views_and_its_files(window, server):
+    """streamlit#5827: display widgets run nothing again. streamlit#5586: a file is of the run on screen."""
     go(window, server, small())
     window.click("Run")
     done(window)
@@ -123,6 +124,7 @@ def test_a_run_its_views_and_its_files(window, server):
 
 
 def test_a_link_restores_a_configuration(window, server, tmp_path):
+    """streamlit#8009: two browsers at once do not see each other's inputs or results."""
     go(window, server, small(run={"seed": 23}, policy="slo"))
     assert window.value("Seed") == "23"
     window.click("Run")
@@ -143,6 +145,7 @@ def test_a_link_restores_a_configuration(window, server, tmp_path):
 
 
 def test_a_long_run_is_cancelled_and_the_next_one_works(window, server):
+    """streamlit#10578: a change during a run is for the next one; cancelling leaves nothing half done."""
     go(window, server, LONG)
     window.click("Run")
     window.reads("of 150,000 requests")
@@ -150,8 +153,14 @@ def test_a_long_run_is_cancelled_and_the_next_one_works(window, server):
     window.wait(
         lambda: window.text.split(" of 150,000 requests")[0].split()[-1] != first, "progress"
     )
+    window.type("Seed", "5")
+    window.reads("The inputs have changed")
+    now = window.text.split(" of 150,000 requests")[0].split()[-1]
+    window.wait(
+        lambda: window.text.split(" of 150,000 requests")[0].split()[-1] != now, "it goes on"
+    )
     window.click("Cancel")
-    window.reads("Cancelled. There is no result.", within=20)
+    window.reads("Cancelled. There is no result.")
     assert "Goodput" not in window.text
     window.type("Requests", "100")
     window.click("Run")
@@ -160,12 +169,13 @@ def test_a_long_run_is_cancelled_and_the_next_one_works(window, server):
 
 
 def test_an_error_takes_the_place_of_old_results(window, server):
+    """streamlit#9904: what is old never looks new."""
     go(window, server, small())
     window.click("Run")
     done(window)
     window.type("max_num_batched_tokens", "64")
     window.click("Run")
-    window.reads("max_num_batched_tokens: must be >= max_num_seqs")
+    window.reads("max_num_seqs (128), got 64")
     assert "Goodput" not in window.text
     assert not window.charts()
 

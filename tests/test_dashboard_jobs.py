@@ -61,6 +61,7 @@ def test_a_run_is_the_run_of_the_twin(jobs):
 
 
 def test_two_who_ask_the_same_share_one_and_others_see_nothing(jobs):
+    """streamlit#8009: the same scenario is computed once, different ones are not mixed."""
     before = jobs.computed
     source = SMALL | {"run": {"seed": 77}}
     first, second = ask(jobs, source, "one"), ask(jobs, source, "two")
@@ -101,6 +102,7 @@ def test_one_of_two_who_watch_cannot_end_it(jobs):
 
 
 def test_a_page_that_was_left_frees_the_worker(jobs, monkeypatch):
+    """streamlit#1326, with the messages below."""
     job = ask(jobs, LONG | {"run": {"engine_mode": "stepped", "seed": 3}})
     running(jobs, job)
     monkeypatch.setattr(dashboard.jobs, "LEFT_S", 0.5)

@@ -99,6 +99,7 @@ def run_all(tasks: Sequence[Task], backend: Backend) -> Iterator[Run]:
         return
     from joblib import Parallel, delayed, parallel_config
     from joblib.externals.loky import get_reusable_executor
+    from joblib.externals.loky.process_executor import TerminatedWorkerError
 
     # Workers whose parent was killed end soon.
     with parallel_config("loky", idle_worker_timeout=IDLE_S):
@@ -114,6 +115,10 @@ def run_all(tasks: Sequence[Task], backend: Backend) -> Iterator[Run]:
         is_done = True
     except KeyboardInterrupt:
         raise Interrupted from None
+    except TerminatedWorkerError:
+        raise InputError(
+            "a worker process was ended from outside, as systems do that run out of memory; fewer --jobs need less"
+        ) from None
     finally:
         if not is_done:
             # What joblib says of results that nobody took is meant so.
