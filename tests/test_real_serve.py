@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from real.server import free_port
+from real.server_log import Log, ended
 from twin.scenario import load_scenario
 
 ROOT = Path(__file__).parents[1]
@@ -551,3 +552,51 @@ def test_a_signal_while_starting(fake, tmp_path):
     process.communicate(timeout=30)
     assert process.returncode == 0
     assert time.monotonic() - begun < 5
+
+
+# --- why it ended ---------------------------------------------------------------------------------
+
+CLIENT = "(APIServer pid=7) ERROR 11-30 01:02:03 [serving.py:9] vllm.exceptions.QueueOverflowError: The engine is busy"
+DEAD = "(APIServer pid=7) ERROR 11-30 01:02:04 [async_llm.py:9] Engine core process EngineCore_0 died unexpectedly."
+FATAL = [
+    "(EngineCore pid=8) ERROR 11-30 01:02:03 [core.py:9] EngineCore encountered a fatal error.",
+    "(EngineCore pid=8) ERROR 11-30 01:02:03 [core.py:9] Traceback (most recent call last):",
+    "(EngineCore pid=8) ERROR 11-30 01:02:03 [core.py:9]   File x, line 3",
+    "(EngineCore pid=8) ERROR 11-30 01:02:03 [core.py:9] torch.OutOfMemoryError: CUDA out of memory",
+]
+AFTER = "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "was_ready", "expected"),
+    [
+        ([CLIENT, DEAD, AFTER], True, "Engine core process EngineCore_0 died unexpectedly."),
+        ([CLIENT, *FATAL, CLIENT, AFTER], True, "torch.OutOfMemoryError: CUDA out of memory"),
+        ([CLIENT, "INFO last word"], True, "INFO last word"),
+        ([CLIENT, "RuntimeError: out of luck", CLIENT], True, "RuntimeError: out of luck"),
+        (["ValueError: first", "RuntimeError: then"], False, "ValueError: first"),
+        (["ValueError: first", "RuntimeError: then"], True, "RuntimeError: then"),
+        (["RuntimeError: Engine core initialization failed. See root cause above."], False, None),
+        ([""], True, "it said nothing"),
+    ],
+)
+def test_the_line_that_says_why(lines, was_ready, expected):
+    log = Log()
+    for line in lines:
+        log.add(line + "\n")
+    assert log.reason(was_ready) == (expected or lines[-1])
+
+
+def test_an_old_error_is_not_the_reason(monkeypatch):
+    log, now = Log(), [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    log.add("RuntimeError: long ago")
+    now[0] = 1000.0
+    log.add("INFO last word")
+    assert log.reason(was_ready=True) == "INFO last word"
+
+
+def test_an_end_by_a_signal_is_named():
+    assert [ended(3), ended(-9), ended(-200)] == [
+        "ended with status 3", "was ended by SIGKILL", "was ended by signal 200",
+    ]  # fmt: skip
