@@ -1,4 +1,4 @@
-"""*Fidelity*: how far predictions are from what was measured, where something was; and what is not known."""
+"""*Fidelity*: how far predictions are from what was measured, and what the step times of the inputs rest on."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +10,7 @@ from dashboard.progress import watch
 from dashboard.state import ask, edited, keep_upload, uploads
 from dashboard.theme import plain
 from twin.errors import InputError
+from twin.scenario import validated_regimes
 
 PLACE, ORIGIN = "fidelity", "origin"
 
@@ -26,10 +27,11 @@ def page() -> None:
     if job is not None:
         _origin(job.result)
     st.subheader("Predicted beside measured")
-    st.info(
-        "No measured regime ships with this version: no row of a table here would be of your GPU and load. Hold a run "
-        "of the twin against requests that you measured: both as requests.parquet, as twin run --out and twin-real "
-        "replay --out write them."
+    _regimes()
+    st.subheader("Your own measurements")
+    st.markdown(
+        "Hold a run of the twin against requests that you measured: both as requests.parquet, as twin run --out and "
+        "twin-real replay --out write them."
     )
     left, right = st.columns(2)
     predicted = left.file_uploader(
@@ -54,6 +56,32 @@ def page() -> None:
     job = watch(PLACE)
     if job is not None:
         _table(job.result["rows"])
+
+
+def _regimes() -> None:
+    """The table of `twin validate` that comes with the twin."""
+    regimes = validated_regimes()
+    if not regimes:
+        st.info("No measured regime ships with this version.")
+        return
+    rows = [
+        {
+            "measured set-up": regime.name,
+            "runs": regime.runs,
+            "figure": metric,
+            "median error, %": 100 * error,
+            "largest error, %": 100 * regime.largest[metric] if metric in regime.largest else None,
+        }
+        for regime in regimes
+        for metric, error in regime.errors.items()
+    ]
+    rows.sort(key=lambda row: -row["median error, %"])
+    st.dataframe(pd.DataFrame(rows), hide_index=True)
+    st.caption(
+        "Published measurements that were played through the twin, the worst first: the size of predicted / measured - "
+        "1, its median and its largest over the runs of a set-up. A run of yours is told the errors of the nearest of "
+        "them, or that it is not validated; docs/fidelity.md has every row and the causes of misses."
+    )
 
 
 def _origin(result: Mapping[str, Any]) -> None:

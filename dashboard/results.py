@@ -11,7 +11,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.theme import plain, show
-from twin.report.texts import count, duration, limit, notes, share
+from twin.report.texts import count, duration, limit, notes, share, trust
 from twin.whatif.documents import to_yaml, trimmed
 
 READ_TIMES = {
@@ -39,6 +39,7 @@ def show_result(result: Mapping[str, Any], key: str) -> None:
     """Everything of one run."""
     summary = result["summary"]
     st.success(plain(summary["verdict"]))
+    st.caption(f"Trust: {plain(trust(summary))}.")
     for warning in summary["warnings"]:
         st.warning(plain(warning))
     _tiles(summary)

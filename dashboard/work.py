@@ -65,8 +65,6 @@ def run(payload: Mapping[str, Any], limits: Limits, tell: Tell) -> dict[str, Any
 
     result = simulate(scenario, progress, observe=True)
     summary = summarize(result)
-    for warning in summary["warnings"]:
-        assert isinstance(warning, str)
     return {
         "summary": summary,
         "distributions": charts.distributions(
