@@ -75,8 +75,8 @@ def _regimes() -> None:
         for regime in regimes
         for metric, error in regime.errors.items()
     ]
-    rows.sort(key=lambda row: -row["median error, %"])
-    st.dataframe(pd.DataFrame(rows), hide_index=True)
+    table = pd.DataFrame(rows).sort_values("median error, %", ascending=False)
+    st.dataframe(table, hide_index=True)
     st.caption(
         "Published measurements that were played through the twin, the worst first: the size of predicted / measured - "
         "1, its median and its largest over the runs of a set-up. A run of yours is told the errors of the nearest of "
