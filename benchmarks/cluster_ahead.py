@@ -3,8 +3,8 @@
 
 Two loads for Llama-3.1-70B on 4 H100 a replica, which needs about 250 s to start. The day: chat with long replies, a
 rate that has its peak at 9 o'clock, replicas of 8 slots; from 6 o'clock to noon unless --hours says more. The thirds:
-every fourth request of the load of benchmarks/autoscaling.py (the Azure conversation trace 2023 at one, two and four
-copies) on replicas of 16 slots. The HPA is that of the article which this compares with: 2 to 10 replicas, 5 waiting
+every eighth request of the load of benchmarks/autoscaling.py (the Azure conversation trace 2023 at one, two and four
+copies) on replicas of 8 slots. The HPA is that of the article which this compares with: 2 to 10 replicas, 5 waiting
 requests each, two more a minute after 30 s, one fewer every two minutes after 300 s. Figures are means over seeds with
 95 % intervals (Student).
 
@@ -53,9 +53,9 @@ class Day:
 
 
 class Thirds:
-    """Every fourth request of the trace, whose copies are turned by another amount for each seed."""
+    """Every eighth request of the trace, other ones for each seed."""
 
-    slots, per_replica, until, season, interval = 16, 1.3, 3 * THIRD_S, 3 * THIRD_S, 60
+    slots, per_replica, until, season, interval = 8, 0.65, 3 * THIRD_S, 3 * THIRD_S, 60
 
     def __init__(self, folder):
         source = Path(os.environ.get("TWIN_DATA", ""), "traces", "azure2023_conv.csv")
@@ -67,8 +67,8 @@ class Thirds:
         self.folder = folder
 
     def traffic(self, seed):
-        path = self.folder / f"thinned-{seed % 4}.csv"
-        path.write_text("\n".join([self.lines[0], *self.lines[1 + seed % 4 :: 4]]) + "\n")
+        path = self.folder / f"thinned-{seed % 8}.csv"
+        path.write_text("\n".join([self.lines[0], *self.lines[1 + seed % 8 :: 8]]) + "\n")
         return {"trace": str(path), "timeouts": {"ttft": 60.0}}
 
 

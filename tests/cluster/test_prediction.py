@@ -191,8 +191,7 @@ def test_as_a_metric_of_the_autoscaler():
     source["cluster"]["hpa"]["metrics"].append({"type": "External", "external": soon})
     result = run(source)
     ups = [look for look in result.fleet.log.looks if look.desired > look.current]
-    assert ups
-    assert {look.metric for look in ups} == {"soon"}
+    assert "soon" in {look.metric for look in ups}
     for look in ups:
         assert look.proposals["soon"] == math.ceil(round(look.values["soon"], 3) / 8)
     trigger = {
