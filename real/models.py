@@ -156,7 +156,7 @@ def server_cache(
         return sleeps
 
     def end(server: Server) -> None:
-        if not server.stop():
+        if server.stop():
             say(f"{server.url} did not end when it was told to, and was killed")
 
     def wake(server: Server) -> None:

@@ -436,22 +436,22 @@ class Server:
             raise Stopped(f"the server does not wake up: {status}, {content}")
 
     def stop(self, patience_s: float = STOP_PATIENCE_S) -> bool:
-        """End the process and all it started; whether it ended when it was asked to."""
-        was_patient = True
+        """End the process and all it started; whether it had to be killed for that."""
+        was_killed = False
         if self._process is not None:
             if self._process.poll() is None:
                 self._process.terminate()
                 try:
                     self._process.wait(patience_s)
                 except subprocess.TimeoutExpired:
-                    was_patient = False
+                    was_killed = True
             _kill_session(self._process.pid)
             self._process.wait()
             if self._reader is not None:
                 self._reader.join(timeout=2)
         if self._metrics_folder:
             shutil.rmtree(self._metrics_folder, ignore_errors=True)
-        return was_patient
+        return was_killed
 
 
 @contextmanager
@@ -509,7 +509,7 @@ def run_server(
             if left := server.drain(drain_s, say, hurry):
                 why = "before a second signal" if hurry.is_set() else f"in {drain_s:g} s"
                 raise Stopped(f"{left} accepted requests were not answered {why}")
-            if not server.stop() and not hurry.is_set():
+            if server.stop() and not hurry.is_set():
                 raise Stopped(
                     f"vLLM did not end within {STOP_PATIENCE_S:g} s and was killed: "
                     f"{server.reason()}"
