@@ -12,7 +12,7 @@ from real.manifests_setup import Setup
 from real.manifests_text import document
 from twin.clock import PS
 from twin.cluster.fleet_spec import ScalerSpec
-from twin.cluster.keda import KedaSpec, QueryTrigger, Trigger
+from twin.cluster.keda import CronTrigger, KedaSpec, QueryTrigger, Trigger
 from twin.cluster.metrics_path import is_exported
 from twin.cluster.objects import write_hpa, write_scaled_object
 from twin.cluster.prediction import PredictionSpec
@@ -63,7 +63,8 @@ def scaler(setup: Setup) -> list[dict[str, Any]]:
 def _with_floors(setup: Setup, spec: ScalerSpec) -> KedaSpec:
     """The ScaledObject with schedules and forecast as further triggers: KEDA's HPA takes the most of all of them."""
     more: list[Trigger] = [
-        replace(schedule, name=f"schedule-{i}") for i, schedule in enumerate(spec.schedules)
+        CronTrigger(f"schedule-{i}", found.start, found.end, found.min_replicas)
+        for i, found in enumerate(spec.schedules)
     ]
     if spec.prediction is not None:
         more.append(_forecast(setup, spec.prediction))

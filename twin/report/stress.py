@@ -12,7 +12,6 @@ from rich.table import Table
 from twin.clock import to_seconds
 from twin.cluster.fleet_log import FleetHistory
 from twin.cluster.prediction import PredictionSpec, realised
-from twin.cluster.reserves import WarmHistory
 from twin.metrics.tally import Tally
 from twin.report.texts import count, duration, plural, share
 from twin.simulation import Result
