@@ -23,7 +23,7 @@ def haproxy() -> tuple[str, dict[str, str]]:
     """Path of HAProxy, and the environment it needs where its package was unpacked and not installed."""
     binary = os.environ.get("HAPROXY") or shutil.which("haproxy")
     if binary is None or shutil.which(binary) is None:
-        _missing(
+        missing(
             "no HAProxy: install the package haproxy, or name its binary in the variable HAPROXY"
         )
     libraries = sorted(str(p) for p in Path(str(binary)).parents[1].glob("lib/*-linux-gnu"))
