@@ -14,7 +14,7 @@ from real import manifests_proxy as gateway
 from real.manifests_numbers import MARGIN, TIDY_S, node_s
 from real.manifests_pod import deployment, priority_class_of
 from real.manifests_rules import prometheus_rule
-from real.manifests_scaling import adapter_values, pod_monitor, scaler
+from real.manifests_scaling import adapter_values, pod_monitor, proxy_monitor, scaler
 from real.manifests_setup import FINGERPRINT, PORT, Setup
 from real.manifests_text import document, written
 from real.manifests_warm import warm_pool
@@ -57,7 +57,7 @@ def render(setup: Setup, has_proxy: bool = True) -> Rendered:
         "networkpolicy.yaml": ("", network_policies(setup, has_proxy)),
         "podmonitor.yaml": (
             "For the Prometheus operator; the relabelling puts the colon back that some versions lose.",
-            [pod_monitor(setup)],
+            [pod_monitor(setup), *([proxy_monitor(setup)] if has_proxy else [])],
         ),
         "rules.yaml": ("", [prometheus_rule(setup)]),
     }  # fmt: skip

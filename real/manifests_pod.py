@@ -11,8 +11,8 @@ from twin.clock import PS
 from twin.cluster.manifests import PRODUCTS
 from twin.cluster.probes import Probe
 
-USER = 2000
-"""User and group of our image."""
+USER = 10001
+"""User and group of all containers; our image has such a user."""
 
 GPU = "nvidia.com/gpu"
 

@@ -14,9 +14,6 @@ from twin.cluster.admission import AdmissionSpec
 from twin.errors import InputError
 
 IMAGE = "haproxy:2.6.12"
-USER = 99
-"""Of HAProxy's image."""
-
 RETRY_AFTER_S = 5
 """Where the scenario names none."""
 
@@ -73,7 +70,7 @@ def proxy(setup: Setup) -> list[dict[str, Any]]:
                 "automountServiceAccountToken": False,
                 "enableServiceLinks": False,
                 "terminationGracePeriodSeconds": grace_s + 10,
-                "securityContext": pod_security() | {"runAsUser": USER, "runAsGroup": USER, "fsGroup": USER},
+                "securityContext": pod_security(),
                 "containers": [container],
                 "volumes": [{"name": "config", "configMap": {"name": name}}],
             },

@@ -199,9 +199,7 @@ def _drifting(setup: Setup) -> Iterator[dict[str, Any]]:
     if not setup.prediction.ttft_p99_s:
         return
     mine = f'service="{setup.name}"'
-    ratio = (
-        f"tier:ttft_seconds:p99_5m{{{mine}}} / on (tier, service) tier:ttft_seconds:p99_predicted{{{mine}}}"
-    )
+    ratio = f"tier:ttft_seconds:p99_5m{{{mine}}} / on (tier, service) tier:ttft_seconds:p99_predicted{{{mine}}}"
     yield _alert(
         "PredictionDrift",
         f"({ratio} > {1 + DRIFT:g}) or ({ratio} < {1 - DRIFT:g})",

@@ -63,8 +63,8 @@ def scaler(setup: Setup) -> list[dict[str, Any]]:
 def _with_floors(setup: Setup, spec: ScalerSpec) -> KedaSpec:
     """The ScaledObject with schedules and forecast as further triggers: KEDA's HPA takes the most of all of them."""
     more: list[Trigger] = [
-        CronTrigger(f"schedule-{i}", found.start, found.end, found.min_replicas)
-        for i, found in enumerate(spec.schedules)
+        CronTrigger(f"schedule-{i}", s.start, s.end, s.min_replicas)
+        for i, s in enumerate(spec.schedules)
     ]
     if spec.prediction is not None:
         more.append(_forecast(setup, spec.prediction))
@@ -77,7 +77,14 @@ def _with_floors(setup: Setup, spec: ScalerSpec) -> KedaSpec:
 
 def _forecast(setup: Setup, spec: PredictionSpec) -> QueryTrigger:
     """A forecast as a query over what Prometheus has kept. Raises InputError for what PromQL cannot say."""
-    rate = f'sum(rate(haproxy_frontend_http_requests_total{{proxy="api"}}[{_duration(spec.interval_ps)}]))'
+    if spec.metric is not None:
+        raise InputError(
+            "cluster.prediction.drives: metric is what a service of your own would export; write floor, which "
+            "becomes a trigger over the requests that Prometheus has seen"
+        )
+    own = f'namespace="{setup.namespace}",pod=~"{setup.name}-proxy-.+",proxy="api"'
+    series = f"haproxy_frontend_http_requests_total{{{own}}}"
+    rate = f"sum(rate({series}[{_duration(spec.interval_ps)}]))"
     if spec.forecaster == "seasonal_naive":
         back_ps = spec.season_ps - spec.horizon_ps
         window = f"[{_duration(spec.horizon_ps)}:{_duration(spec.interval_ps)}]"
@@ -177,6 +184,21 @@ def _without(query: str, metric: MetricSpec) -> str:
 
 
 # --- scrapes ------------------------------------------------------------------------------
+
+
+def proxy_monitor(setup: Setup) -> dict[str, Any]:
+    """The proxies' own metrics: answers by status, queue."""
+    labels = dict(setup.labels("proxy"))
+    return document(
+        "monitoring.coreos.com/v1",
+        "PodMonitor",
+        f"{setup.name}-proxy",
+        labels=labels,
+        spec={
+            "selector": {"matchLabels": labels},
+            "podMetricsEndpoints": [{"port": "stats", "path": "/metrics", "interval": "15s"}],
+        },
+    )
 
 
 def pod_monitor(setup: Setup) -> dict[str, Any]:

@@ -31,7 +31,11 @@ def warm_pool(setup: Setup) -> list[dict[str, Any]]:
         return []
     found = []
     if pool.placeholders:
-        found += [_placeholder_class(setup), _placeholders(setup, pool.placeholders)]
+        found += [
+            _placeholder_class(setup),
+            _placeholders(setup, pool.placeholders),
+            _silence(setup),
+        ]
     if pool.standby:
         found += [_doorman(setup), _standby(setup, pool.standby)]
     return found
@@ -87,6 +91,18 @@ def _placeholders(setup: Setup, replicas: int) -> dict[str, Any]:
             "selector": {"matchLabels": labels},
             "template": {"metadata": {"labels": labels}, "spec": spec},
         },
+    )
+
+
+def _silence(setup: Setup) -> dict[str, Any]:
+    """Placeholders speak to nobody."""
+    labels = dict(setup.labels("placeholder"))
+    return document(
+        "networking.k8s.io/v1",
+        "NetworkPolicy",
+        f"{setup.name}-placeholder",
+        labels=labels,
+        spec={"podSelector": {"matchLabels": labels}, "policyTypes": ["Ingress", "Egress"]},
     )
 
 
@@ -230,6 +246,8 @@ def _door() -> dict[str, Any]:
         "image": IMAGE,
         "imagePullPolicy": "IfNotPresent",
         "ports": [{"name": "http", "containerPort": PORT}],
+        "livenessProbe": {"tcpSocket": {"port": "http"}, "periodSeconds": 10},
+        "readinessProbe": {"tcpSocket": {"port": "http"}, "periodSeconds": 5},
         "resources": {
             "requests": {"cpu": "100m", "memory": "64Mi"},
             "limits": {"memory": "64Mi"},

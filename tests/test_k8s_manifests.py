@@ -9,6 +9,7 @@ import yaml
 
 from real.manifests import read_scenario, render
 from real.manifests_numbers import MARGIN, cold_start_of, numbers_of, start_quantile_s
+from real.manifests_pod import GPU
 from real.manifests_predict import Prediction, predict
 from real.manifests_scaling import scoped
 from real.manifests_setup import FINGERPRINT, Setup
@@ -303,3 +304,70 @@ def test_the_patches_of_an_overlay_make_what_the_scenario_with_its_gpu_renders(o
         found["metadata"].pop("namespace", None)
         assert found == own
     assert not wanted
+
+
+def test_schedules_and_forecasts_become_triggers_of_keda():
+    """KEDA's HPA takes the most of all triggers: a floor under the replicas, as in the simulation."""
+    cluster = load_scenario(SCENARIOS / "docs-70b.yaml").to_dict()["cluster"]
+    cluster["schedules"] = [{"start": "50 8 * * 1-5", "end": "0 10 * * 1-5", "min_replicas": 3}]
+    cluster["prediction"] = {"forecaster": "seasonal_naive", "per_replica": 0.8, "horizon": 600}
+    document = load_scenario(SCENARIOS / "docs-70b.yaml").to_dict() | {"cluster": cluster}
+    loaded = load_scenario(document)
+    scaled = of_kind(render(plain_setup(loaded)).objects, "ScaledObject")
+    before = of_kind(rendered("docs-70b").objects, "ScaledObject")
+    known = len(before["spec"]["triggers"])
+    assert scaled["spec"]["triggers"][:known] == before["spec"]["triggers"]
+    schedule, forecast = scaled["spec"]["triggers"][known:]
+    assert schedule["metadata"] == {
+        "timezone": "Etc/UTC", "start": "50 8 * * 1-5", "end": "0 10 * * 1-5", "desiredReplicas": "3",
+    }  # fmt: skip
+    assert forecast["metadata"]["threshold"] == "0.8"
+    assert "[600s:60s] offset 85800s" in forecast["metadata"]["query"]
+    cluster["prediction"]["forecaster"] = "holt_winters"
+    with pytest.raises(InputError, match="no query of Prometheus"):
+        render(plain_setup(load_scenario(document | {"cluster": cluster})))
+    hpa = load_scenario(SCENARIOS / "chat-8b.yaml").to_dict()
+    hpa["cluster"]["schedules"] = cluster["schedules"]
+    with pytest.raises(InputError, match=r"cluster\.keda"):
+        render(plain_setup(load_scenario(hpa)))
+
+
+def test_sleepers_are_reached_through_the_door_only_and_counted_by_nobody():
+    """Endpoints of development on loopback; the autoscaler's pods are not those of the standby."""
+    objects = rendered("docs-70b").objects
+    standby = of_kind(objects, "Deployment", "docs-70b-standby")["spec"]
+    pod = standby["template"]["spec"]
+    [vllm, _, door] = pod["containers"]
+    arguments = dict(arguments_of(vllm))
+    assert (arguments["host"], arguments["enable-sleep-mode"]) == ("127.0.0.1", "true")
+    assert {"name": "VLLM_SERVER_DEV_MODE", "value": "1"} in vllm["env"]
+    assert "ports" not in vllm
+    text = of_kind(objects, "ConfigMap", "docs-70b-standby")["data"]["haproxy.cfg"]
+    assert "status 404 unless { path_beg /v1/ } or { path /health /metrics }" in text
+    assert door["ports"] == [{"name": "http", "containerPort": 8000}]
+    replicas = of_kind(objects, "Deployment", "docs-70b")["spec"]
+    labels = standby["template"]["metadata"]["labels"]
+    assert not replicas["selector"]["matchLabels"].items() <= labels.items()
+    # Awake they are behind the same Service.
+    served = of_kind(objects, "Service", "docs-70b-pods")["spec"]["selector"]
+    assert served.items() <= labels.items()
+    assert served.items() <= replicas["template"]["metadata"]["labels"].items()
+    assert "is_sleeping" in vllm["readinessProbe"]["exec"]["command"][-1]
+
+
+def test_placeholders_give_way_and_hold_one_replicas_gpus():
+    objects = rendered("docs-70b").objects
+    spec = of_kind(objects, "Deployment", "docs-70b-placeholder")["spec"]
+    pod = spec["template"]["spec"]
+    assert spec["replicas"] == setup_of("docs-70b").scenario.cluster.fleet.warm_pool.placeholders
+    low, own = (
+        of_kind(objects, "PriorityClass", n) for n in ("docs-70b-placeholder", "docs-70b-serving")
+    )
+    assert low["value"] < 0 < own["value"]
+    assert low["preemptionPolicy"] == "Never"
+    assert own["preemptionPolicy"] == "PreemptLowerPriority"
+    assert pod["containers"][0]["resources"]["limits"][GPU] == 2
+    serving = of_kind(objects, "Deployment", "docs-70b")["spec"]["template"]["spec"]
+    assert (
+        pod["containers"][0]["image"] == serving["containers"][0]["image"]
+    )  # so that it is on the node

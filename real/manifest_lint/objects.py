@@ -243,14 +243,19 @@ def is_server(container: Mapping[str, Any]) -> bool:
 
 
 def containers(manifest: Manifest) -> Iterator[tuple[KeyPath, Mapping[str, Any]]]:
-    """(path, container) of all containers of an object's pods."""
-    path = manifest.pod_path
-    if path is None:
-        return
-    for key in ("initContainers", "containers"):
-        for i, container in enumerate(manifest.get(*path, key) or []):
-            if isinstance(container, Mapping):
-                yield (*path, key, i), container
+    """(path, container) of all containers of an object's pods, those of Ray clusters included."""
+    own = manifest.pod_path
+    paths = [own] if own is not None else []
+    for top in (("spec", "rayClusterSpec"), ("spec",)):
+        if manifest.kind in ("RayJob", "RayCluster", "RayService"):
+            paths.append((*top, "headGroupSpec", "template", "spec"))
+            groups = manifest.get(*top, "workerGroupSpecs") or []
+            paths += [(*top, "workerGroupSpecs", i, "template", "spec") for i in range(len(groups))]
+    for path in paths:
+        for key in ("initContainers", "containers"):
+            for i, container in enumerate(manifest.get(*path, key) or []):
+                if isinstance(container, Mapping):
+                    yield (*path, key, i), container
 
 
 __all__ = ["Cluster", "Manifest", "Server", "at", "containers", "dotted", "is_server", "selects"]

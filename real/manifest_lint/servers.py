@@ -477,7 +477,7 @@ def strangers(cluster: Cluster) -> Iterator[Finding]:
             )
             if (id(manifest), path) in serving or not at(limits, GPU):
                 continue
-            if re.search(r"\btwin\b|dashboard|streamlit|exporter|simulat", text):
+            if re.search(r"\btwin\b|dashboard|streamlit|exporter|simulat|sweep", text):
                 yield manifest.fault(
                     "gpu-for-nothing",
                     (*path, "resources"),
