@@ -10,7 +10,7 @@ import zlib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dashboard.__main__ import is_loopback
@@ -135,6 +135,7 @@ def test_yaml_is_limited():
             read_untrusted(text, LIMITS)
 
 
+@settings(max_examples=40)
 @given(
     st.dictionaries(
         st.text(), st.integers() | st.text() | st.none() | st.lists(st.floats(allow_nan=False))
@@ -146,6 +147,7 @@ def test_links_restore_what_they_were_made_of(data):
     assert decode(text, LIMITS) == data
 
 
+@settings(max_examples=40)
 @given(st.text(max_size=60))
 def test_other_links_are_refused(text):
     with pytest.raises(InputError, match="link"):

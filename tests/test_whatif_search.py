@@ -24,12 +24,12 @@ BUSY = document(
     traffic=[stream(100, 60, arrivals={"process": "poisson", "rate": 40}, requests=60)],
     objectives={"ONLINE": {"ttft_p99": 0.3}},
 )
-VARY = [parse_axis("engine.max_num_seqs=2,4,8,16,32"), parse_axis("cluster.replicas=1:4:1")]
+VARY = [parse_axis("engine.max_num_seqs=2,4,8"), parse_axis("cluster.replicas=1:4:1")]
 
 
 @pytest.fixture(scope="module")
 def every():
-    """(slots, replicas) -> figures, of all twenty configurations under seed 1."""
+    """(slots, replicas) -> figures, of all twelve configurations under seed 1."""
     return {
         (slots, replicas): figures_of(
             run(BUSY, f"engine.max_num_seqs={slots}", f"cluster.replicas={replicas}")
@@ -41,7 +41,7 @@ def every():
 
 @pytest.fixture(scope="module")
 def search():
-    return make_search(load_scenario(BUSY), VARY, ["gpus", "ONLINE.ttft_p99"], seeds=1, trials=20)
+    return make_search(load_scenario(BUSY), VARY, ["gpus", "ONLINE.ttft_p99"], seeds=1, trials=12)
 
 
 def test_a_whole_space_gives_its_whole_front(every, search, tmp_path):
@@ -49,8 +49,8 @@ def test_a_whole_space_gives_its_whole_front(every, search, tmp_path):
     found = optimize(
         search, f"sqlite:///{tmp_path / 'study.db'}", told=lambda *values: told.append(values)
     )
-    assert found["tried"] == 20
-    assert told[-1][0] == 20
+    assert found["tried"] == 12
+    assert told[-1][0] == 12
     good = {key: of for key, of in every.items() if of["ONLINE.ttft_p99"] <= 0.3}
     front = {
         key
