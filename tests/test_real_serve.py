@@ -554,6 +554,41 @@ def test_a_signal_while_starting(fake, tmp_path):
     assert time.monotonic() - begun < 5
 
 
+PLAYING = """
+import sys, time
+from real.server import Server, Stopped, run_server, say_to_stderr
+program, port = sys.argv[1:]
+server = Server([program, "serve", "--port", port], "127.0.0.1", int(port), None)
+try:
+    run_server(server, {}, "m", 2048, 60.0, say_to_stderr, lambda: time.sleep(60))
+except Stopped as error:
+    sys.exit(f"error: {error}")
+"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("plain", "error: stopped by a signal before all was done"),
+        ("crashes", "error: vllm serve ended with status 9: RuntimeError: out of luck"),
+    ],
+)
+def test_what_plays_against_a_server_ends_with_a_signal_and_with_the_server(fake, mode, expected):
+    command = [sys.executable, "-c", PLAYING, fake(mode), str(free_port())]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, cwd=ROOT, stderr=pipe, stdout=pipe, text=True)
+    STARTED.append(process)
+    lines_until(process, "twin-real: ready")
+    begun = time.monotonic()
+    if mode == "plain":
+        process.terminate()
+    rest = process.communicate(timeout=30)[1]
+    assert process.returncode == 1
+    assert rest.splitlines()[-1] == expected
+    assert ("draining: 3 requests left" in rest) == (mode == "plain")
+    assert time.monotonic() - begun < 20
+
+
 # --- why it ended ---------------------------------------------------------------------------------
 
 CLIENT = "(APIServer pid=7) ERROR 11-30 01:02:03 [serving.py:9] vllm.exceptions.QueueOverflowError: The engine is busy"
