@@ -86,6 +86,7 @@ SUMMARY = {
     "batching_wait_s": {},
     "policy_stats": {},
     "step_time": {"engine": "vLLM 0.19.0", "source": "op tables", "date": "2026-01-01"},
+    "gateway": None,
     "trust": {"validated": False, "nearest": None, "distance": None, "errors": {}, "calibration": {}},
     "engine": {
         "steps": 123456, "preemptions": 12, "recomputed_tokens": 345,
