@@ -74,6 +74,7 @@ def summary_of(result: Result, url: str, warnings: Sequence[str]) -> dict[str, A
         f"Measured at {url}, not simulated: instants count from the first that was due."
     )
     summary["measured"] = url
+    summary["trust"] = None
     summary["warnings"] = [*warnings, *summary["warnings"]]
     return summary
 

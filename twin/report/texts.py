@@ -102,6 +102,8 @@ def _timeouts(timeouts: Mapping[str, Any]) -> str:
 def trust(summary: Mapping[str, Any]) -> str:
     """How far similar runs were off, in a sentence; TTFT p99 is that of the first tier that has one."""
     found = summary["trust"]
+    if found is None:
+        return "measured, not predicted"
     if found["calibration"]:
         worst = max(found["calibration"].values())
         return f"calibrated: step times fitted to measured steps, mean error {share(worst)} at most"
