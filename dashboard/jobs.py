@@ -147,7 +147,7 @@ class Jobs:
                 job.seconds = time.monotonic() - start
                 if job.state == "running":
                     job.state = ended
-            if not worker.is_alive:
+            if self._is_open and not worker.is_alive:
                 worker.start()
 
     def _overdue(self, worker: "Worker", job: Job) -> None:
@@ -174,15 +174,21 @@ class Worker:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._process: subprocess.Popen[str] | None = None
+        self._is_killed = False
         self.job: Job | None = None
 
     @property
     def is_alive(self) -> bool:
         """Whether there is a process that can take a job."""
-        return self._process is not None and self._process.poll() is None
+        # A process that was killed a moment ago still looks alive.
+        return self._process is not None and not self._is_killed and self._process.poll() is None
 
     def start(self) -> None:
         """Begin a process; it loads what runs need before it is asked."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._is_killed = False
         command = [sys.executable, "-m", "dashboard.work", str(self._limits.memory_bytes)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
@@ -190,6 +196,7 @@ class Worker:
 
     def kill(self) -> None:
         """End the process in the middle of whatever it does."""
+        self._is_killed = True
         if self._process is not None:
             self._process.kill()
 
@@ -204,6 +211,7 @@ class Worker:
             process.stdin.flush()
             return self._listen(process.stdout, job)
         except (OSError, ValueError):
+            self._is_killed = True
             job.error = (
                 job.error or "the run ended early: it needed more memory than a page may take"
             )
