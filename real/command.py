@@ -118,6 +118,7 @@ _REFUSED = {
 _IMPOSSIBLE = {
     "uds": "the server listens on --host and --port",
     "api-server-count": "one API server drains, several cannot",
+    "data-parallel-size": "it brings an API server for each rank, and one drains, several cannot",
     "headless": "it would not listen",
     "grpc": "the plug-in stands in front of HTTP",
     "ssl-keyfile": "leave TLS to what stands before the server",
@@ -127,19 +128,27 @@ _IMPOSSIBLE = {
 """Argument of vLLM -> why `twin-real serve` cannot do with it."""
 _ALLOWED_TWICE = {"middleware"}
 """vLLM adds these to those that it has."""
-_SHORT = {"-tp": "tensor-parallel-size", "-asc": "api-server-count", "-q": "quantization"}
+_SHORT = {
+    "-tp": "tensor-parallel-size",
+    "-dp": "data-parallel-size",
+    "-asc": "api-server-count",
+    "-q": "quantization",
+}
 
 
 def check_more(command: Sequence[str], more: Sequence[str]) -> None:
     """Raise InputError for arguments after `--` that contradict what `command`, which ends in them, says already."""
-    said = {_name(word) for word in command[: len(command) - len(more)]}
+    names = [_name(word) for word in command[: len(command) - len(more)]]
+    said = [*_IMPOSSIBLE, *_REFUSED, *(name for name in names if name is not None)]
     for word in more:
         name = _name(word)
         if name is None or name in _ALLOWED_TWICE:
             continue
+        # vLLM takes the beginning of a name for the name.
+        name = name if name in said else next((full for full in said if full.startswith(name)), "")
         if name in _IMPOSSIBLE:
             raise InputError(f"-- {word}: not with twin-real serve: {_IMPOSSIBLE[name]}")
-        if name in said or name in _REFUSED:
+        if name:
             instead = _REFUSED.get(name, f"--set engine.{name.replace('-', '_')}=")
             raise InputError(f"-- {word}: twin-real serve sets --{name} itself; use {instead}")
 

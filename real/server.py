@@ -509,7 +509,7 @@ def run_server(
             if left := server.drain(drain_s, say, hurry):
                 why = "before a second signal" if hurry.is_set() else f"in {drain_s:g} s"
                 raise Stopped(f"{left} accepted requests were not answered {why}")
-            if server.stop() and not hurry.is_set():
+            if server.stop(STOP_PATIENCE_S) and not hurry.is_set():
                 raise Stopped(
                     f"vLLM did not end within {STOP_PATIENCE_S:g} s and was killed: "
                     f"{server.reason()}"
@@ -517,7 +517,7 @@ def run_server(
             if not is_done:
                 raise Stopped("stopped by a signal before all was done")
         finally:
-            server.stop()
+            server.stop(1.0 if hurry.is_set() else STOP_PATIENCE_S)
     say("stopped")
 
 

@@ -47,7 +47,7 @@ FAKE = """\
     if mode == "late":
         print(f"ERROR binding ('127.0.0.1', {{port}}): address already in use", flush=True)
         time.sleep(60)
-    if mode == "stubborn":
+    if mode in ("stubborn", "endless"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     state = {{"ready": False, "posts": 0, "draining": 0, "left": 0}}
 
@@ -61,7 +61,7 @@ FAKE = """\
             self.wfile.write(body)
         def do_GET(self):
             if self.path == "/twin/status":
-                state["left"] = max(0, state["left"] - 1)
+                state["left"] = max(0, state["left"] - (mode != "endless"))
                 if state["draining"] and mode == "silent":
                     state["draining"] -= 1
                     self.answer(500, {{}})
@@ -242,6 +242,8 @@ def test_the_printed_command_runs_as_it_is():
         (["--scheduling-policy", "priority"], "use --set policy="),
         (["-tp", "2"], "use --set hardware.tensor_parallel_size="),
         (["--api-server-count", "2"], "one API server drains, several cannot"),
+        (["--por", "8162"], "use --port"),
+        (["--data-parallel-size=2"], "it brings an API server for each rank"),
         (["-asc=2"], "one API server drains, several cannot"),
         (["--ssl-keyfile", "x"], "leave TLS to"),
         (["--uds", "x"], "listens on --host and --port"),
@@ -388,10 +390,7 @@ def test_a_drain_waits_for_what_it_cannot_see(fake, mode):
 
 
 def test_a_server_that_has_to_be_killed_may_have_lost_something(fake):
-    """Beside it one that gets a second signal, which does not wait."""
-    patience = (
-        "import real.server as s; s.STOP_PATIENCE_S = 1.0; s.Server.stop.__defaults__ = (1.0,); "
-    )
+    patience = "import real.server as s; s.STOP_PATIENCE_S = 1.0; "
     command = [sys.executable, "-c", patience + "from real.cli import main; main()"]
     options = [
         "serve",
@@ -410,6 +409,19 @@ def test_a_server_that_has_to_be_killed_may_have_lost_something(fake):
     rest = process.communicate(timeout=30)[1]
     assert process.returncode == 1
     assert "error: vLLM did not end within 1 s and was killed" in rest
+
+
+def test_a_second_signal_does_not_wait(fake):
+    process = serve("--tiny", "--python", fake("endless"), "--port", str(free_port()), wait=False)
+    lines_until(process, "twin-real: ready")
+    process.terminate()
+    lines_until(process, "draining: 4 requests left")
+    process.terminate()
+    begun = time.monotonic()
+    rest = process.communicate(timeout=30)[1]
+    assert time.monotonic() - begun < 15
+    assert process.returncode == 1
+    assert "accepted requests were not answered before a second signal" in rest
 
 
 @pytest.mark.parametrize("way", [["--", "--api-key", "k", "other"], ["--", "--api-key=k"], []])
