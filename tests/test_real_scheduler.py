@@ -384,6 +384,7 @@ def test_the_base_is_the_one_the_engine_asks_for(is_async):
         ({"tier": "BATCH"}, 2, "BATCH"),
         ({}, 2, "OFFLINE"),
         ({"tier": "nonsense", "ttft_s": "soon", "tenant": [1]}, 0, "ONLINE"),
+        ({"priority": ""}, 2, "ONLINE"),  # how the API server tells of a priority that is none
     ],
 )
 def test_the_tier_of_a_request(extra, priority, expected):
@@ -392,6 +393,20 @@ def test_the_tier_of_a_request(extra, priority, expected):
     assert engine.scheduler.tracked["r"].job.tier == expected
     engine.run()
     assert engine.replies["r"] == 8
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (3, "additional_config.twin must be an object"),
+        ({"polcy": "tiered"}, "additional_config.twin.polcy is not known"),
+        ({"bad_hints": "rejct"}, "bad_hints must be one of default, reject"),
+        ({"headers": {"x": "bogus"}}, "header x: 'bogus' is none of"),
+    ],
+)
+def test_settings_that_make_no_sense_end_the_engine_before_it_starts(settings, message):
+    with pytest.raises(ValueError, match=message):
+        make_scheduler(Engine().config, real.scheduler.make_scheduler, {"twin": settings})
 
 
 def test_bad_hints_are_complained_about_once(caplog):
