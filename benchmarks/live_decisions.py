@@ -20,9 +20,10 @@ from real.calibrate import Calibration
 from real.cli_serve import tiny_document
 from real.command import Serving, serve_command
 from real.decisions import decide, read_rows
+from real.preflight import free_port
 from real.prompts import Prompts
 from real.replay import Manner, replay
-from real.server import Server, free_port, say_to_stderr
+from real.server import Server, say_to_stderr
 from real.tiny import NAME, VOCABULARY, write_tiny_model
 from twin.scenario import load_scenario
 from twin.step_time.fit import StepFit

@@ -23,7 +23,8 @@ from real.calibrate import Calibration, calibrate, profile, read_recording, reco
 from real.client import Call, play
 from real.command import Serving, serve_command
 from real.demo import fetch_metrics, samples
-from real.server import Server, free_port, say_to_stderr
+from real.preflight import free_port
+from real.server import Server, say_to_stderr
 from real.tiny import NAME, text_of, write_tiny_model
 from twin.scenario import load_scenario
 from twin.simulation import simulate

@@ -32,7 +32,8 @@ import psutil
 
 from real.cli_serve import tiny_scenario
 from real.command import Serving, serve_command
-from real.server import Server, free_port, say_to_stderr
+from real.preflight import free_port
+from real.server import Server, say_to_stderr
 from real.tiny import NAME, text_of, write_tiny_model
 from twin.scenario import load_scenario
 

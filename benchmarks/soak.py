@@ -19,7 +19,7 @@ import psutil
 
 from real.client import Call, play
 from real.demo import fetch_metrics, samples
-from real.server import free_port
+from real.preflight import free_port
 
 ROOT = Path(__file__).parents[1]
 ROUND_S = 30.0

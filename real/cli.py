@@ -17,7 +17,7 @@ from real import (
     cli_replay,
     cli_serve,
 )
-from real.server import child_environment
+from real.preflight import child_environment
 from real.vllm_names import tell_names
 from twin.errors import InputError
 from twin.terminal import errors

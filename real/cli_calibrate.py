@@ -11,7 +11,8 @@ import typer
 
 from real.cli_serve import Overrides, Python, ScenarioFile, prepared, server_environment
 from real.command import Serving
-from real.server import check_model, check_vllm, say_to_stderr
+from real.preflight import check_model, check_vllm
+from real.server import say_to_stderr
 from real.tiny import NAME, VOCABULARY
 from twin.errors import InputError
 from twin.scenario import Scenario, load_scenario

@@ -12,7 +12,8 @@ from real.cli_compare import compare
 from real.cli_replay import replay
 from real.cli_serve import FAILED, Overrides, Python, ScenarioFile, prepared, server_environment
 from real.command import Serving, serve_command
-from real.server import Server, Stopped, check_vllm, free_port, say_to_stderr
+from real.preflight import check_vllm, free_port
+from real.server import Server, Stopped, say_to_stderr
 from real.tiny import NAME
 from twin.errors import InputError
 from twin.scenario import load_scenario

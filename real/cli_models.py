@@ -15,16 +15,8 @@ from real.cli_serve import FAILED, Echo, Overrides, Python, server_environment, 
 from real.command import Serving, serve_command
 from real.model_server import Models, Offer, front, memory_of, serve_front
 from real.models import prefetch_in_background
-from real.server import (
-    Server,
-    Stopped,
-    check_model,
-    check_port,
-    check_vllm,
-    free_port,
-    on_ending_signals,
-    say_to_stderr,
-)
+from real.preflight import check_model, check_port, check_vllm, free_port
+from real.server import Server, Stopped, on_ending_signals, say_to_stderr
 from real.tiny import CONFIG, write_tiny_model
 from twin.errors import InputError
 from twin.scenario import Scenario, load_scenario

@@ -14,19 +14,8 @@ import typer
 from real.command import Serving, check_more, serve_command
 from real.hints import HEADERS, check_headers
 from real.models import prefetch_in_background
-from real.server import (
-    START_LIMIT_S,
-    Server,
-    Stopped,
-    check_model,
-    check_port,
-    check_vllm,
-    free_port,
-    on_ending_signals,
-    run_server,
-    say_to_stderr,
-    source_path,
-)
+from real.preflight import check_model, check_port, check_vllm, free_port, source_path
+from real.server import START_LIMIT_S, Server, Stopped, on_ending_signals, run_server, say_to_stderr
 from real.tiny import BLOCK_SIZE, MAX_MODEL_LEN, NAME, write_tiny_model
 from twin.errors import InputError
 from twin.scenario import Scenario, load_scenario

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from real.command import Serving, dtype_of
-from real.server import child_environment
+from real.preflight import child_environment
 from real.sweep import Ask, Limits
 from twin.errors import InputError
 from twin.scenario import Scenario

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from real.measured import Measured
+from real.preflight import child_environment
 from real.prompts import Prompts
 from real.replay import Manner, Replayed, replay
-from real.server import child_environment
 from twin.clock import PS
 from twin.workload.request import Request
 from twin.workload.source import Arrival, Ended

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from real.server import child_environment
+from real.preflight import child_environment
 from twin.errors import InputError
 from twin.scenario import Scenario
 from twin.step_time.catalogue import ModelSpec

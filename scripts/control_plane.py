@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from real.server import free_port
+from real.preflight import free_port
 
 TOKEN = "oracle"
 NAMESPACE = "inference"

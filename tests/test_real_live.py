@@ -22,9 +22,9 @@ from real.calibrate import Calibration, profile
 from real.cli_serve import tiny_document
 from real.client import Call, play
 from real.demo import fetch_metrics, samples
+from real.preflight import free_port
 from real.prompts import Prompts
 from real.replay import Manner, replay
-from real.server import free_port
 from real.tiny import VOCABULARY, write_tiny_model
 from twin.report.metric_names import SERVER, TWIN, VLLM
 from twin.scenario import load_scenario

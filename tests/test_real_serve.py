@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from real.server import free_port
+from real.preflight import free_port
 from real.server_log import Log, ended
 from twin.scenario import load_scenario
 
