@@ -90,7 +90,7 @@ def slow() -> Iterator[str]:
 
 
 def spot() -> Iterator[str]:
-    """Four of eight replicas are taken back at 60 s, at 40 requests/s; a new one needs a node (60 s) and 60 s more."""
+    """Four of eight replicas are taken back at 60 s, at 55 requests/s; a new one needs a node (60 s) and 60 s more."""
     yield "| | within 1 s | TTFT p99 s | lost with their pod | refused | attempts each | completed |"
     yield "|---|---|---|---|---|---|---|"
     fault = {"kind": "spot_reclaim", "at": 60, "notice": 30, "pods": [0, 1, 2, 3]}
@@ -112,7 +112,7 @@ def spot() -> Iterator[str]:
         | {"admission": {"max_inflight_per_replica": 14, "max_queue": 20}},
     }
     for name, way in ways.items():
-        told = summarize(simulated(base | way, 40, 300))
+        told = summarize(simulated(base | way, 55, 200))
         tier, totals, gateway = told["tiers"]["ONLINE"], told["totals"], told["gateway"]
         lost = gateway["aborted"].get("spot_reclaim", 0)
         yield (
