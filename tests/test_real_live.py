@@ -33,7 +33,7 @@ from twin.step_time.fit import StepFit
 from twin.step_time.profiles import Provenance
 from twin.workload.streams import Traffic, open_streams
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[1]
 SCENARIO = "examples/real-demo.yaml"
@@ -72,7 +72,7 @@ class Live:
         return self.log.read_text(errors="replace")
 
     def wait(self):
-        until = time.monotonic() + 120
+        until = time.monotonic() + 220
         while "twin-real: ready" not in self.text():
             assert self.process.poll() is None, self.text()[-3000:]
             assert time.monotonic() < until, self.text()[-3000:]
