@@ -165,10 +165,17 @@ def _parts(job: dict[str, Any]) -> dict[str, Any]:
     return {"samples": total, "parts": {part: n / total for part, n in seen.most_common()}}
 
 
-def environment(cache: str, tree: Path = ROOT) -> dict[str, str]:
-    """For a process that runs `tree` with its byte code kept in the folder `cache`, as an installed one has it."""
+def environment(cache: str, tree: Path | None = None) -> dict[str, str]:
+    """For a process that runs `tree` with its byte code kept in the folder `cache`, as an installed one has it.
+
+    Without a `tree`, the twin is the one that `make fast` has compiled, if the environment variable TWIN_COMPILED
+    names its folder, and else this tree's.
+    """
     env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    return env | {"PYTHONPATH": str(tree), "PYTHONPYCACHEPREFIX": cache}
+    path = os.pathsep.join(filter(None, (os.environ.get("TWIN_COMPILED"), str(ROOT))))
+    found = {"PYTHONPATH": str(tree or path), "PYTHONPYCACHEPREFIX": cache}
+    # Else the folder in which it is started would come first.
+    return env | found | ({} if tree else {"PYTHONSAFEPATH": "1"})
 
 
 def measure(cache: str, what: str, document: dict[str, Any], **job: Any) -> dict[str, Any]:

@@ -21,7 +21,8 @@ def machine() -> str:
         cpu = found[1].strip() if found else cpu
     return (
         f"{cpu}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start; "
-        f"Python {platform.python_version()}, SimPy {version('simpy')}; "
+        f"Python {platform.python_version()}, SimPy {version('simpy')}, "
+        f"twin {'compiled' if os.environ.get('TWIN_COMPILED') else 'as pure Python'}; "
         f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, commit {commit()}"
     )
 

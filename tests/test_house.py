@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -211,9 +212,11 @@ def test_wheel_holds_the_packages_and_the_kubernetes_files(tmp_path):
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(path.read_bytes())
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path]
-    built = subprocess.run([*command, source], capture_output=True, text=True)
+    pure = os.environ | {"TWIN_PURE_PYTHON": "1"}
+    built = subprocess.run([*command, source], capture_output=True, text=True, env=pure)
     assert built.returncode == 0, built.stdout + built.stderr
     (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     meta = {name for name in names if ".dist-info/" in name}
 

@@ -24,6 +24,7 @@ from twin.cli_show import explain, schema
 from twin.cli_sweep import sweep
 from twin.cli_trace import app as trace_app
 from twin.cli_validate import validate
+from twin.compiled import is_compiled
 from twin.terminal import INTERRUPTED, errors, wants_color, write
 
 app = typer.Typer(
@@ -50,7 +51,8 @@ def _print_version(wanted: bool) -> None:
     if not wanted:
         return
     try:
-        write(f"{installed_version('vllm-twin')}\n")
+        how = "compiled" if is_compiled() else "pure Python"
+        write(f"{installed_version('vllm-twin')} ({how})\n")
     except PackageNotFoundError:
         write("vllm-twin runs from its sources, not installed\n")
     raise typer.Exit

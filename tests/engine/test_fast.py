@@ -1,7 +1,7 @@
 """The fast engine gives what the stepped one gives, to the byte: records, counters, policy, final state of the pool."""
 
 from bisect import bisect_left
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -120,6 +120,8 @@ def test_a_jump_knows_what_a_list_of_ends_would(runs, start, data):
     assert timeline.last == last
     assert timeline.ends(first, last).tolist() == ends[first : last + 1]
     assert [timeline.end(step) for step in range(first, last + 1)] == ends[first : last + 1]
+    gaps = [end - begin for begin, end in pairwise(ends[first : last + 1])]
+    assert timeline.gaps(first, last).tolist() == gaps
 
 
 @given(st.lists(runs, min_size=1, max_size=8), st.data())
@@ -138,3 +140,5 @@ def test_a_timeline_forgets_what_nobody_asks_for(parts, data):
         low = data.draw(st.integers(before, timeline.last))
         assert timeline.ends(low, timeline.last).tolist() == ends[low - 6 :]
         assert timeline.end(low) == ends[low - 6]
+        gaps = [end - begin for begin, end in pairwise(ends[low - 6 :])]
+        assert timeline.gaps(low, timeline.last).tolist() == gaps

@@ -492,7 +492,7 @@ class Replica:
             self._ring(self._alarm)
 
     def _ring(self, alarm: simpy.Event, timer: simpy.Event | None = None) -> None:
-        if alarm is self._alarm:
+        if self._alarm is not None and alarm is self._alarm:
             self._alarm = None
             alarm._ok, alarm._value = True, None
             self._env.schedule(alarm, self._priority, 0)

@@ -110,20 +110,22 @@ class Path:
 
     def line_at(self, block: int) -> Line:
         """The line of a block."""
-        for line, stop in zip(self.lines, self.stops, strict=True):
+        for i, stop in enumerate(self.stops):
             if block < stop:
-                return line
+                return self.lines[i]
         raise AssertionError("the reply has no end")
 
-    def parts(self, start: int, stop: int) -> Iterator[tuple[Line, int, int]]:
+    def parts(self, start: int, stop: int) -> list[tuple[Line, int, int]]:
         """Blocks from `start` to before `stop` by line."""
-        for line, end in zip(self.lines, self.stops, strict=True):
+        found = []
+        for i, end in enumerate(self.stops):
             if start < end:
                 end = min(end, stop)
-                yield line, start, end
+                found.append((self.lines[i], start, end))
+                if end == stop:
+                    break
                 start = end
-                if start == stop:
-                    return
+        return found
 
 
 class CountPool:
@@ -265,8 +267,8 @@ class RunPool(CountPool):
         """The longest prefix present, of the first `most` blocks of a path."""
         pieces: list[Piece] = []
         at = 0
-        for line, stop in zip(path.lines, path.stops, strict=True):
-            stop = min(stop, most)
+        for i, line in enumerate(path.lines):
+            stop = min(path.stops[i], most)
             while at < stop:
                 found = line.find(at, stop)
                 if found is None:

@@ -83,6 +83,28 @@ class Timeline:
             found[begin + skipped - first : after - first] = ends[skipped:]
         return found
 
+    def gaps(self, first: int, last: int) -> "array[int]":
+        """The times between the ends of the steps from `first` to `last`."""
+        found = array("q")
+        stretches, at = self._stretches, 4 * self._stretch_of(first)
+        step = first
+        while step < last:
+            number, start_ps, first_ps, growth_ps = stretches[at : at + 4]
+            at += 4
+            stop = last if at == len(stretches) else min(last, stretches[at] - 1)
+            if step < number:  # the engine may have been idle before
+                found.append(start_ps + first_ps - self.end(step))
+                step += 1
+            count = stop - step
+            if count > 0:
+                duration_ps = first_ps + (step + 1 - number) * growth_ps
+                if growth_ps:
+                    found.extend(range(duration_ps, duration_ps + count * growth_ps, growth_ps))
+                else:
+                    found.extend([duration_ps] * count)
+                step = stop
+        return found
+
     def forget(self, before: int) -> None:
         """Nobody will ask again for the steps before number `before`."""
         if len(self._stretches):
@@ -137,7 +159,7 @@ class StepGaps(Sequence[int]):
 
     def to_array(self) -> "array[int]":
         """The gaps, each by itself."""
-        return array("q", np.diff(self.timeline.ends(self.first, self.last)).tobytes())
+        return self.timeline.gaps(self.first, self.last)
 
 
 def total_ps(gaps: Sequence[int]) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 from twin.capacity import Means, limits_of
 from twin.clock import to_seconds
+from twin.compiled import is_compiled
 from twin.metrics.engine_time import time_shares
 from twin.metrics.estimated_wait import errors_of
 from twin.metrics.histogram import BOUND
@@ -111,6 +112,7 @@ def summarize(result: Result) -> dict[str, Any]:
         "warnings": list(dict.fromkeys(filter(None, warnings))),
         "in_system_mean": _in_system_mean(result),
         "events": result.events,
+        "compiled": is_compiled(),
         "wall_s": wall,
         "requests_per_wall_s": totals.offered / wall if wall > 0 else None,
     }
