@@ -172,7 +172,7 @@ def test_a_latency_per_pod_multiplies_the_replicas(ladder):
     assert told["tiers"]["ONLINE"]["queue_s"]["p99"] < 1
     up = [row for row in told["fleet"]["decisions"] if row["to"] > row["from"]]
     assert all(row["metric"] == "vllm_request_latency_p99_ms" for row in up)
-    assert up[0]["limit"] == "ScaleUpLimit"
+    assert "ScaleUpLimit" in {row["limit"] for row in up}
 
 
 def test_the_queue_alone_asks_for_what_is_needed(ladder):
