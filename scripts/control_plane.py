@@ -125,6 +125,11 @@ class ControlPlane:
             text = answer.read().decode()
         return text if raw else json.loads(text)
 
+    def version(self) -> str:
+        """What the API server calls itself."""
+        command = [str(self._binaries / "kube-apiserver"), "--version"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
     def kubectl(self, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         """kubectl at this server."""
         from real.manifest_lint.tools import kubectl

@@ -164,7 +164,7 @@ CASES = (
         {
             "scaleDown": {
                 "stabilizationWindowSeconds": 10,
-                "policies": [{"type": "Percent", "value": 50, "periodSeconds": 15}],
+                "policies": [{"type": "Pods", "value": 1, "periodSeconds": 10}],
             }
         },
     ),
@@ -340,8 +340,7 @@ def main() -> int:
         tempfile.TemporaryDirectory(prefix="twin-oracle-") as folder,
         ControlPlane(binaries, Path(folder)) as plane,
     ):
-        version = plane.call("GET", "/version")["gitVersion"]
-        print(f"kube-apiserver ({version}): server-side dry run of what is rendered")
+        print(f"{plane.version()}: server-side dry run of what is rendered")
         good &= dry_run(plane)
         print("and of what must be refused")
         good &= refusals(plane)

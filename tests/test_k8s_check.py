@@ -2,9 +2,12 @@
 
 import copy
 import functools
+import json
 import os
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 import yaml
@@ -15,7 +18,7 @@ from real.manifest_lint.check import lint
 from real.manifest_lint.objects import Cluster, Manifest
 from real.manifest_lint.queries import gives_one
 from real.manifest_lint.tools import check_queries, manifests_of
-from tests.k8s import NAMES, ROOT, kubectl, rendered
+from tests.k8s import NAMES, ROOT, kubectl, rendered, setup_of
 from tests.tools import prometheus
 from twin.scenario_yaml import parse_documents
 
@@ -471,3 +474,46 @@ def test_the_list_of_rules_in_the_docs_is_complete():
                                                     "claim", "aggregate", "network-policy", "probe-delay", "scaling",
                                                     "scenario"}  # fmt: skip
     assert not [rule for rule in sorted(named) if f"`{rule}`" not in text]
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_the_running_servers_policy_is_compared(same, tmp_path):
+    for file, text in rendered("laptop").files.items():
+        (tmp_path / file).write_text(text)
+    fingerprint = setup_of("laptop").scenario.policy_fingerprint if same else "0123456789ab"
+    body = json.dumps({"state": "ready", "policy_fingerprint": fingerprint}).encode()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200 if self.path == "/twin/status" else 404)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *ignored):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        words = ["--check", str(tmp_path), "--server", url]
+        run = subprocess.run(
+            [sys.executable, "-m", "real", "manifests", *words],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert run.returncode == (0 if same else 1), run.stdout + run.stderr
+    assert same or f"the server at {url} runs 0123456789ab" in run.stdout
+    gone = subprocess.run(
+        [sys.executable, "-m", "real", "manifests", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert gone.returncode == 2
+    assert "no answer to /twin/status" in gone.stderr

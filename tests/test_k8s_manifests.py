@@ -162,10 +162,11 @@ def test_the_p99_of_a_start_is_that_of_the_starts_the_twin_draws():
 
 
 def test_a_drain_is_as_long_as_the_longest_simulated_request_with_margin():
-    loaded = scenario()
+    traffic = load_scenario(SCENARIOS / "chat-8b.yaml").to_dict()["traffic"]
+    loaded = scenario(traffic=[traffic[0] | {"duration": 60}])
     prediction = predict(loaded)
     numbers = numbers_of(loaded, prediction.longest_s)
-    assert numbers.shutdown_timeout_s >= MARGIN * prediction.longest_s > 10
+    assert numbers.shutdown_timeout_s >= MARGIN * prediction.longest_s > 5
     assert numbers.grace_s > numbers.pre_stop_s + numbers.shutdown_timeout_s
     spec = of_kind(render(Setup(loaded, numbers, prediction)).objects, "Deployment", "chat-8b")
     pod = spec["spec"]["template"]["spec"]

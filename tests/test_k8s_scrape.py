@@ -1,11 +1,13 @@
 """A real Prometheus scrapes a real vLLM server with the plug-in, as the rendered PodMonitor has it scrape."""
 
 import json
+import re
 import subprocess
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from pathlib import Path
 
 import pytest
 import yaml
@@ -21,6 +23,7 @@ from real.manifests_setup import Setup
 from real.server import WARM_UP_PROMPTS
 from tests.test_real_live import SCENARIO, Live
 from tests.tools import free_port, prometheus
+from twin.cluster.vllm_arguments import ARGUMENTS, METRICS, VARIABLES, takes
 from twin.scenario import load_scenario
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
@@ -154,3 +157,24 @@ def test_the_rendered_rules_answer_by_tier(scraped, setup):
 def test_the_running_policy_is_that_of_the_scenario(scraped, setup):
     [(labels, _)] = scraped("twin:policy_info").items()
     assert dict(labels)["policy_fingerprint"] == setup.scenario.policy_fingerprint
+
+
+def test_the_lists_of_what_vllm_has_are_those_of_the_installed_one():
+    """Arguments, environment variables and metrics that `twin-real manifests --check` goes by."""
+    import vllm.envs
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = make_arg_parser(FlexibleArgumentParser())
+    there = {o[2:] for a in parser._actions for o in a.option_strings if o.startswith("--")}
+    version = vllm.__version__
+    assert not [name for name in there if not takes(name, version)]
+    assert not [name for name in ARGUMENTS[version] if name not in there]
+    variables = {name for name in vllm.envs.environment_variables if name.startswith("VLLM_")}
+    assert variables <= VARIABLES
+    sources = Path(vllm.__file__).parent.rglob("*.py")
+    found = {
+        name for path in sources for name in re.findall(r'"(vllm:[a-z_0-9]+)"', path.read_text(errors="ignore"))
+    }  # fmt: skip
+    prefixes = {"vllm:diffusion", "vllm:spec_decode"}
+    assert found - prefixes <= METRICS
