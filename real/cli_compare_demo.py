@@ -1,7 +1,7 @@
 """`twin-real compare-demo`: serve, calibrate, replay and compare on this machine, in one go."""
 
+import math
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -46,14 +46,11 @@ def compare_demo(
                 server.wait_until_up(say_to_stderr)
                 server.warm_up(NAME, served.engine.max_model_len, say_to_stderr)
                 server.announce_ready()
-                with suppress(typer.Exit):
-                    # The client's own lateness is shown beside the result; a demo goes on.
-                    calibrate(
-                        scenario, steps, overrides, url=server.url, tiny=True, model=NAME,
-                        minutes=minutes, late=1.0,
-                    )  # fmt: skip
-                if not steps.exists():
-                    raise Stopped("the calibration failed")
+                # However late the client is on a busy machine: a demo goes on, and the comparison says it.
+                calibrate(
+                    scenario, steps, overrides, url=server.url, tiny=True, model=NAME,
+                    minutes=minutes, late=math.inf,
+                )  # fmt: skip
                 replay(
                     scenario, server.url, overrides, model=NAME, out=measured, force=True, tiny=True
                 )
