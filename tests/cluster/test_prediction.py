@@ -1,5 +1,6 @@
 """Forecasts see the past only, break honestly, and never give less than the autoscaler alone."""
 
+import json
 import math
 
 import pytest
@@ -272,7 +273,12 @@ def test_the_command(tmp_path):
     )
     assert out.exit_code == 0, out.output
     assert "seasonal_naive" in out.stdout
-    assert "failed: RuntimeError: no model" in out.stdout
+    told = CliRunner().invoke(
+        app, ["forecast", str(path), "--also", f"{__name__}.broken", "--json"]
+    )
+    errors = {row["name"]: row["error"] for row in json.loads(told.stdout)["backtest"]}
+    assert errors[f"{__name__}.broken"] == "RuntimeError: no model"
+    assert errors["seasonal_naive"] is None
     assert len(history.read_text().splitlines()) == 75
     again = load_scenario(path, [f"cluster.prediction.history={history}"])
     assert len(again.cluster.fleet.scaler.prediction.history) == 75
