@@ -39,7 +39,8 @@ class Hardware(Section):
     """What one replica runs on."""
 
     gpu: Annotated[
-        Annotated[Name, Tag("[name]")] | Annotated[Gpu, Tag("[figures]")], Discriminator(_kind_of_gpu)
+        Annotated[Name, Tag("[name]")] | Annotated[Gpu, Tag("[figures]")],
+        Discriminator(_kind_of_gpu),
     ]
     """Name in the catalogue, or the figures of another GPU."""
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
