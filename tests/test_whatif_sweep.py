@@ -243,7 +243,8 @@ def test_broken_off_and_gone_on_with(scenario, tmp_path, number, small_plan):
     there = (out / "runs.jsonl").read_bytes().count(b"\n")
     assert there >= 4
     if number == signal.SIGINT and process.returncode == 130:
-        assert len(table(out)) == there
+        # Ctrl-C may come while the last row is written.
+        assert there - 1 <= len(table(out)) <= there
     done = subprocess.run(
         command(scenario, out, "--seeds", "2", "--jobs", "1"),
         cwd=ROOT,
