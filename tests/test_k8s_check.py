@@ -11,6 +11,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from kubernetes_validate import utils
 
 from real.cli_manifests import findings
@@ -474,6 +476,62 @@ def test_the_list_of_rules_in_the_docs_is_complete():
                                                     "claim", "aggregate", "network-policy", "probe-delay", "scaling",
                                                     "scenario"}  # fmt: skip
     assert not [rule for rule in sorted(named) if f"`{rule}`" not in text]
+
+
+JUNK = [
+    None,
+    1,
+    -1,
+    2**70,
+    1.5,
+    float("nan"),
+    True,
+    "",
+    "x",
+    [],
+    {},
+    [None],
+    ["a", 1],
+    {"a": 1},
+    [[]],
+]
+
+
+@functools.cache
+def corpus():
+    """Objects of every kind that rules look at."""
+    found = [dict(o) for o in rendered("laptop").objects]
+    for name in ("chart", "repaired"):
+        found += yaml.safe_load_all((FOREIGN / f"{name}.yaml").read_text())
+    return [each for each in found if each]
+
+
+def _places(value, path=()):
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield (*path, key)
+            yield from _places(item, (*path, key))
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            yield (*path, i)
+            yield from _places(item, (*path, i))
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_whatever_stands_in_a_manifest_is_a_finding_and_no_crash(data):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(utils, "schema_contents", contents)
+        documents = copy.deepcopy(
+            data.draw(st.lists(st.sampled_from(corpus()), min_size=1, max_size=4))
+        )
+        where = data.draw(st.sampled_from(list(_places(documents[0]))))
+        target = documents[0]
+        for step in where[:-1]:
+            target = target[step]
+        target[where[-1]] = copy.deepcopy(data.draw(st.sampled_from(JUNK)))
+        for finding in lint([Manifest(d, "file") for d in documents]):
+            assert "\n" not in str(finding)
 
 
 @pytest.mark.parametrize("same", [True, False])

@@ -42,6 +42,25 @@ def at(value: Any, *path: str | int) -> Any:
     return value
 
 
+def mapping(value: Any) -> Mapping[str, Any]:
+    """The value if it is a mapping, else an empty one: what is of another type a schema has told."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def entries(value: Any) -> list[Mapping[str, Any]]:
+    """The mappings of a list."""
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+
+
+def texts(value: Any) -> list[str]:
+    """The plain values of a list, as texts."""
+    return (
+        [str(item) for item in value if not isinstance(item, dict | list)]
+        if isinstance(value, list)
+        else []
+    )
+
+
 @dataclass(frozen=True)
 class Manifest:
     """One object of a file."""
@@ -119,7 +138,7 @@ class Server:
     def argument_path(self, name: str) -> KeyPath:
         """Where an argument stands."""
         for key in ("args", "command"):
-            for i, word in enumerate(self.container.get(key) or []):
+            for i, word in enumerate(texts(self.container.get(key))):
                 if re.search(rf"--{re.escape(name)}\b", str(word).replace("_", "-")):
                     return (*self.path, key, i)
         return (*self.path, "args")
@@ -149,9 +168,17 @@ class Server:
         return MODELS.get(guess_model(self.arguments.get("model", "")))
 
     @property
+    def products(self) -> list[str]:
+        """Values of the label nvidia.com/gpu.product that its pod asks for."""
+        try:
+            return texts(products_of(self.pod))
+        except (AttributeError, TypeError):  # of another shape, as the schema has told
+            return []
+
+    @property
     def gpu(self) -> GpuSpec | None:
         """The largest of those that the pod's nodes may have; None if nothing names one."""
-        products = products_of(self.pod)
+        products = self.products
         known = [
             spec
             for name, spec in GPUS.items()
@@ -178,7 +205,7 @@ class Cluster:
             text = manifest.get("data", SCENARIO_KEY)
             if isinstance(text, str):
                 try:
-                    return load_scenario(parse(text, SCENARIO_KEY)[0])
+                    return load_scenario(mapping(parse(text, SCENARIO_KEY)[0]))
                 except InputError as error:
                     return error
         return None
@@ -205,11 +232,11 @@ def selects(selector: Any, labels: Mapping[str, Any], plain: bool = False) -> bo
         return False
     if plain:
         return bool(selector) and all(labels.get(k) == v for k, v in selector.items())
-    wanted = at(selector, "matchLabels") or {}
+    wanted = mapping(at(selector, "matchLabels"))
     if any(labels.get(k) != v for k, v in wanted.items()):
         return False
-    for expression in at(selector, "matchExpressions") or []:
-        value, values = labels.get(expression.get("key")), expression.get("values") or []
+    for expression in entries(at(selector, "matchExpressions")):
+        value, values = labels.get(str(expression.get("key"))), texts(expression.get("values"))
         holds = {
             "In": value in values,
             "NotIn": value not in values,
@@ -225,14 +252,14 @@ def _servers(manifest: Manifest) -> Iterator[Server]:
     path = manifest.pod_path
     if path is None:
         return
-    for i, container in enumerate(manifest.get(*path, "containers") or []):
+    for i, container in enumerate(entries(manifest.get(*path, "containers"))):
         if isinstance(container, Mapping) and is_server(container):
             yield Server(manifest, (*path, "containers", i))
 
 
 def is_server(container: Mapping[str, Any]) -> bool:
     """Whether a container runs a vLLM server: by its command, or by its image where it has none."""
-    words = [*(container.get("command") or []), *(container.get("args") or [])]
+    words = [*texts(container.get("command")), *texts(container.get("args"))]
     text = " ".join(map(str, words))
     if re.search(r"\bvllm\b\s+serve\b|\bvllm\.entrypoints\b|\btwin-real\b\s+serve\b", text):
         return True
@@ -249,13 +276,12 @@ def containers(manifest: Manifest) -> Iterator[tuple[KeyPath, Mapping[str, Any]]
     for top in (("spec", "rayClusterSpec"), ("spec",)):
         if manifest.kind in ("RayJob", "RayCluster", "RayService"):
             paths.append((*top, "headGroupSpec", "template", "spec"))
-            groups = manifest.get(*top, "workerGroupSpecs") or []
+            groups = entries(manifest.get(*top, "workerGroupSpecs"))
             paths += [(*top, "workerGroupSpecs", i, "template", "spec") for i in range(len(groups))]
     for path in paths:
         for key in ("initContainers", "containers"):
-            for i, container in enumerate(manifest.get(*path, key) or []):
-                if isinstance(container, Mapping):
-                    yield (*path, key, i), container
+            for i, container in enumerate(entries(manifest.get(*path, key))):
+                yield (*path, key, i), container
 
 
 __all__ = ["Cluster", "Manifest", "Server", "at", "containers", "dotted", "is_server", "selects"]

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from real.manifest_lint.finding import Finding
-from real.manifest_lint.objects import Cluster, Manifest, at
+from real.manifest_lint.objects import Cluster, Manifest, at, entries
 from twin.cluster.vllm_arguments import GONE, METRICS, family_of
 from twin.report.metric_names import SERVER, TWIN
 from twin.scenario_yaml import KeyPath
@@ -61,7 +61,7 @@ def check(cluster: Cluster) -> Iterator[Finding]:
     for manifest, path, query in queries_of(cluster):
         yield from names(manifest, path, query)
     for manifest in cluster.of_kind("ScaledObject"):
-        for i, trigger in enumerate(manifest.get("spec", "triggers") or []):
+        for i, trigger in enumerate(entries(manifest.get("spec", "triggers"))):
             query = at(trigger, "metadata", "query")
             if trigger.get("type") == "prometheus" and query and not gives_one(str(query)):
                 yield manifest.fault(
@@ -147,13 +147,13 @@ def _split(text: str) -> list[str]:
 def queries_of(cluster: Cluster) -> Iterator[tuple[Manifest, KeyPath, str]]:
     """(object, path, PromQL) of ScaledObjects and rules; templates of adapters are not among them."""
     for manifest in cluster.of_kind("ScaledObject"):
-        for i, trigger in enumerate(manifest.get("spec", "triggers") or []):
+        for i, trigger in enumerate(entries(manifest.get("spec", "triggers"))):
             query = at(trigger, "metadata", "query")
             if trigger.get("type") == "prometheus" and query:
                 yield manifest, ("spec", "triggers", i, "metadata", "query"), str(query)
     for manifest in cluster.of_kind("PrometheusRule"):
-        for i, group in enumerate(manifest.get("spec", "groups") or []):
-            for j, rule in enumerate(group.get("rules") or []):
+        for i, group in enumerate(entries(manifest.get("spec", "groups"))):
+            for j, rule in enumerate(entries(group.get("rules"))):
                 if rule.get("expr") is not None:
                     yield manifest, ("spec", "groups", i, "rules", j, "expr"), str(rule["expr"])
     for manifest, path, rule in adapter_rules(cluster):

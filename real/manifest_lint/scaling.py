@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from real.manifest_lint.finding import Finding
-from real.manifest_lint.objects import Cluster, Manifest
+from real.manifest_lint.objects import Cluster, Manifest, at
 from real.manifest_lint.queries import adapter_rules, series_in
 from real.manifest_lint.servers import start_s
 from twin.clock import PS
@@ -61,7 +61,7 @@ def metrics(
 ) -> Iterator[Finding]:
     """Metrics that nothing serves, that vLLM does not have, or that mislead."""
     rules = [rule for _, _, rule in adapter_rules(cluster)]
-    served = {str((rule.get("name") or {}).get("as")) for rule in rules}
+    served = {str(at(rule, "name", "as")) for rule in rules}
     served |= {str(rule.get("seriesQuery")).partition("{")[0] for rule in rules}
     for i, metric in enumerate(spec.metrics):
         path: KeyPath = ("spec", "metrics", i)

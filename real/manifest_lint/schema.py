@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from real.manifest_lint.finding import Finding
-from real.manifest_lint.objects import Manifest, dotted
+from real.manifest_lint.objects import Manifest, dotted, entries
 from twin.cluster.manifest_types import check_types
 from twin.errors import InputError
 from twin.scenario_yaml import KeyPath
@@ -178,7 +178,7 @@ def _own_kinds(manifest: Manifest) -> Iterator[Finding]:
     for key in spec:
         if key not in known:
             yield _unknown(manifest, ("spec", key), list(known))
-    for i, trigger in enumerate(spec.get("triggers") or []):
+    for i, trigger in enumerate(entries(spec.get("triggers"))):
         for key in trigger if isinstance(trigger, Mapping) else ():
             if key not in TRIGGER:
                 yield _unknown(manifest, ("spec", "triggers", i, key), list(TRIGGER))

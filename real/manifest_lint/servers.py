@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from real.manifest_lint.finding import Finding
-from real.manifest_lint.objects import GPU, Cluster, Server, at, containers
+from real.manifest_lint.objects import GPU, Cluster, Server, at, containers, entries, mapping, texts
 from real.manifests_numbers import cold_start_of, start_quantile_s
 from twin.cluster.cold_start import default_start
-from twin.cluster.manifests import PRODUCTS, products_of, sleep_of
+from twin.cluster.manifests import PRODUCTS, sleep_of
 from twin.cluster.quantity import exact
 from twin.cluster.vllm_arguments import VARIABLES, VERSIONS, argument_problem
 from twin.errors import InputError
@@ -68,7 +68,7 @@ def arguments(server: Server) -> Iterator[Finding]:
             )
             yield manifest.fault("unknown-argument", server.argument_path(name), problem, fix)
     for key in ("command", "args"):
-        for i, word in enumerate(server.container.get(key) or []):
+        for i, word in enumerate(texts(server.container.get(key))):
             if re.match(r"\s*[\u2012-\u2015]", str(word)):
                 yield manifest.fault(
                     "dash",
@@ -87,7 +87,7 @@ def arguments(server: Server) -> Iterator[Finding]:
 def variables(server: Server) -> Iterator[Finding]:
     """Variables that vLLM does not read, secrets in the open, endpoints of development."""
     manifest = server.manifest
-    for i, env in enumerate(server.container.get("env") or []):
+    for i, env in enumerate(entries(server.container.get("env"))):
         name, value = str(env.get("name")), env.get("value")
         path = server.sub("env", i, "name")
         if name.startswith("VLLM_") and name not in VARIABLES:
@@ -208,7 +208,8 @@ def shared_memory(server: Server) -> Iterator[Finding]:
         return
     manifest, pod = server.manifest, server.pod
     mounted = {
-        m.get("mountPath"): m.get("name") for m in server.container.get("volumeMounts") or []
+        str(m.get("mountPath")): m.get("name")
+        for m in entries(server.container.get("volumeMounts"))
     }
     if "/dev/shm" not in mounted:
         yield manifest.fault(
@@ -218,7 +219,7 @@ def shared_memory(server: Server) -> Iterator[Finding]:
             "mount an emptyDir with medium: Memory and a sizeLimit that the memory limit includes",
         )
         return
-    for i, volume in enumerate(pod.get("volumes") or []):
+    for i, volume in enumerate(entries(pod.get("volumes"))):
         if volume.get("name") != mounted["/dev/shm"]:
             continue
         size, limit = (
@@ -304,7 +305,7 @@ def probes(server: Server, cluster: Cluster) -> Iterator[Finding]:
             "without a readinessProbe a pod gets requests while it loads, and they fail",
             "httpGet /v1/models",
         )
-    names = {p.get("name"): p.get("containerPort") for p in container.get("ports") or []}
+    names = {p.get("name"): p.get("containerPort") for p in entries(container.get("ports"))}
     for kind, probe in (("startup", startup), ("liveness", liveness), ("readiness", readiness)):
         port = at(probe, "httpGet", "port")
         if port is None:
@@ -321,7 +322,9 @@ def probes(server: Server, cluster: Cluster) -> Iterator[Finding]:
 def metrics_port(server: Server) -> Iterator[Finding]:
     """Metrics where vLLM has none."""
     manifest = server.manifest
-    declared = {p.get("name"): p.get("containerPort") for p in server.container.get("ports") or []}
+    declared = {
+        p.get("name"): p.get("containerPort") for p in entries(server.container.get("ports"))
+    }
     path = (*server.path[:-3], "metadata", "annotations", "prometheus.io/port")
     annotated = at(manifest.get(*path[:-1]), path[-1])
     for number, where in (
@@ -376,7 +379,7 @@ def placement(server: Server) -> Iterator[Finding]:
     """GPU labels that no node has, taints that are not tolerated, anti-affinity that takes in strangers."""
     manifest, pod, top = server.manifest, server.pod, server.path[:-2]
     known = set(PRODUCTS.values())
-    for product in products_of(pod):
+    for product in server.products:
         if product in known or re.match(r"(NVIDIA|Tesla|Quadro|GeForce|AMD|GRID)-", product):
             continue
         meant = next((p for gpu, p in PRODUCTS.items() if re.match(rf"{gpu}\b", product)), None)
@@ -388,7 +391,7 @@ def placement(server: Server) -> Iterator[Finding]:
             if meant
             else "the label is the device's name with hyphens, e.g. NVIDIA-L4",
         )
-    tolerations = pod.get("tolerations") or []
+    tolerations = entries(pod.get("tolerations"))
     tolerates = any(
         t.get("key") == GPU or (t.get("operator") == "Exists" and not t.get("key"))
         for t in tolerations
@@ -400,12 +403,12 @@ def placement(server: Server) -> Iterator[Finding]:
             "no toleration for the taint nvidia.com/gpu, which GPU nodes have: the pod stays Pending",
             "tolerations: [{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}]",
         )
-    apart = at(pod, "affinity", "podAntiAffinity") or {}
+    apart = mapping(at(pod, "affinity", "podAntiAffinity"))
     for terms in apart.values():
-        for term in terms if isinstance(terms, list) else []:
-            selector = at(term.get("podAffinityTerm", term), "labelSelector") or {}
-            keys = [*(selector.get("matchLabels") or {})]
-            keys += [e.get("key") for e in selector.get("matchExpressions") or []]
+        for term in entries(terms):
+            selector = mapping(at(term.get("podAffinityTerm", term), "labelSelector"))
+            keys = [*mapping(selector.get("matchLabels"))]
+            keys += [str(e.get("key")) for e in entries(selector.get("matchExpressions"))]
             if keys and not any(
                 re.search("app|name|instance|component|model|release", str(k)) for k in keys
             ):
@@ -469,8 +472,8 @@ def strangers(cluster: Cluster) -> Iterator[Finding]:
                 map(
                     str,
                     [
-                        *(container.get("command") or []),
-                        *(container.get("args") or []),
+                        *texts(container.get("command")),
+                        *texts(container.get("args")),
                         manifest.name,
                     ],
                 )

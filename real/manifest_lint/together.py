@@ -5,7 +5,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from real.manifest_lint.finding import Finding
-from real.manifest_lint.objects import Cluster, Manifest, Server, at, containers, selects
+from real.manifest_lint.objects import (
+    Cluster,
+    Manifest,
+    Server,
+    at,
+    containers,
+    entries,
+    mapping,
+    selects,
+    texts,
+)
 from twin.scenario_fleet import ALWAYS_THERE
 from twin.scenario_yaml import KeyPath
 
@@ -71,10 +81,10 @@ def claims(manifest: Manifest, cluster: Cluster) -> Iterator[Finding]:
         cluster.scalers_of(manifest)
     )
     there = {m.name: m for m in cluster.of_kind("PersistentVolumeClaim")}
-    for i, volume in enumerate(manifest.get(*path, "volumes") or []):
+    for i, volume in enumerate(entries(manifest.get(*path, "volumes"))):
         name = at(volume, "persistentVolumeClaim", "claimName")
         where = (*path, "volumes", i)
-        if name is None:
+        if not isinstance(name, str):
             continue
         if name not in there:
             what = (
@@ -89,7 +99,7 @@ def claims(manifest: Manifest, cluster: Cluster) -> Iterator[Finding]:
                 f"PersistentVolumeClaim {name}, whose access mode nothing here states: {what}",
             )
             continue
-        modes = there[name].get("spec", "accessModes") or []
+        modes = texts(there[name].get("spec", "accessModes"))
         if several and not {"ReadOnlyMany", "ReadWriteMany"} & set(modes):
             yield there[name].fault(
                 "claim",
@@ -114,7 +124,9 @@ def selectors(cluster: Cluster) -> Iterator[Finding]:
     for kind, path in checks:
         for manifest in cluster.of_kind(kind):
             selector = manifest.get(*path)
-            empty = not selector or (kind != "Service" and not any(dict(selector).values()))
+            empty = not mapping(selector) or (
+                kind != "Service" and not any(mapping(selector).values())
+            )
             if empty:
                 continue
             taken = [m for m in makers if selects(selector, m.pod_labels, plain=kind == "Service")]
@@ -129,14 +141,14 @@ def selectors(cluster: Cluster) -> Iterator[Finding]:
         found = [
             s
             for s in cluster.of_kind("Service")
-            if selects(selector, s.get("metadata", "labels") or {})
+            if selects(selector, mapping(s.get("metadata", "labels")))
         ]
         if selector and not found and cluster.of_kind("Service"):
             yield manifest.fault(
                 "selector", ("spec", "selector"), "selects no Service of these files"
             )
-        names = {str(p.get("name")) for s in found for p in s.get("spec", "ports") or []}
-        for i, endpoint in enumerate(manifest.get("spec", "endpoints") or []):
+        names = {str(p.get("name")) for s in found for p in entries(s.get("spec", "ports"))}
+        for i, endpoint in enumerate(entries(manifest.get("spec", "endpoints"))):
             port = endpoint.get("port")
             if found and port is not None and str(port) not in names:
                 where = ("spec", "endpoints", i, "port")
@@ -158,17 +170,17 @@ def _ports(manifest: Manifest, taken: list[Manifest]) -> Iterator[Finding]:
     if manifest.kind == "Service":
         asked = [
             (("spec", "ports", i, "targetPort"), p.get("targetPort"))
-            for i, p in enumerate(manifest.get("spec", "ports") or [])
+            for i, p in enumerate(entries(manifest.get("spec", "ports")))
         ]
     elif manifest.kind == "PodMonitor":
         asked = [
             (("spec", "podMetricsEndpoints", i, "port"), p.get("port"))
-            for i, p in enumerate(manifest.get("spec", "podMetricsEndpoints") or [])
+            for i, p in enumerate(entries(manifest.get("spec", "podMetricsEndpoints")))
         ]
     else:
         return
     names = {
-        str(p.get("name")) for m in taken for _, c in containers(m) for p in c.get("ports") or []
+        str(p.get("name")) for m in taken for _, c in containers(m) for p in entries(c.get("ports"))
     }
     for path, port in asked:
         if isinstance(port, str) and not port.isdigit() and port not in names:
