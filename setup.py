@@ -17,7 +17,6 @@ from setuptools.command.build_ext import build_ext
 
 COMPILED = (
     "twin/clock.py",
-    "twin/scheduling/decisions.py",
     "twin/scheduling/entry.py",
     "twin/scheduling/estimators.py",
     "twin/scheduling/fair.py",
@@ -30,9 +29,6 @@ COMPILED = (
     "twin/scheduling/statistics.py",
     "twin/step_time/model.py",
     "twin/workload/request.py",
-    "twin/workload/source.py",
-    "twin/workload/streams.py",
-    "twin/workload/synthetic.py",
     "twin/metrics/engine_time.py",
     "twin/metrics/estimated_wait.py",
     "twin/metrics/record_table.py",
@@ -52,9 +48,7 @@ COMPILED = (
     "twin/engine/request.py",
     "twin/engine/run_core.py",
     "twin/engine/runs.py",
-    "twin/cluster/clients.py",
     "twin/cluster/gateway.py",
-    "twin/cluster/router.py",
     "twin/cluster/timer.py",
     "twin/simulation.py",
 )

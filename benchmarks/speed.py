@@ -61,7 +61,7 @@ def speed_table(cache: str, workloads: dict[str, Workload], rounds: int) -> str:
 
 
 def parts_table(cache: str, workloads: dict[str, Workload], samples: int) -> str:
-    """Where the CPU time of a run goes, in percent, under the first policy."""
+    """Where the CPU time of a run goes, in percent, under the first policy and as pure Python."""
     shares: dict[str, dict[str, float]] = {}
     for name in PROFILED:
         if name not in workloads:
@@ -122,7 +122,7 @@ def sections(cache: str, options: Any) -> Iterator[tuple[str, str]]:
     }
     for name, doer in doers.items():
         if name in options.parts:
-            where = machine()
+            where = machine(may_be_compiled=name != "parts")
             yield name, f"{where}; `make bench`.\n\n{doer()}"
 
 

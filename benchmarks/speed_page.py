@@ -13,8 +13,9 @@ from benchmarks.speed_measure import ROOT
 PAGE = ROOT / "docs" / "performance.md"
 
 
-def machine() -> str:
+def machine(may_be_compiled: bool = True) -> str:
     """Where, when and of which source a table is."""
+    is_compiled = may_be_compiled and os.environ.get("TWIN_COMPILED")
     cpu, info = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
     if info.exists():
         found = re.search(r"^model name\s*: (.*)$", info.read_text(), re.MULTILINE)
@@ -22,7 +23,7 @@ def machine() -> str:
     return (
         f"{cpu}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start; "
         f"Python {platform.python_version()}, SimPy {version('simpy')}, "
-        f"twin {'compiled' if os.environ.get('TWIN_COMPILED') else 'as pure Python'}; "
+        f"twin {'compiled' if is_compiled else 'as pure Python'}; "
         f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, commit {commit()}"
     )
 

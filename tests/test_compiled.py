@@ -16,7 +16,7 @@ from twin.compiled import is_compiled
 ROOT = Path(__file__).parents[1]
 
 RUNS = """
-import hashlib, json, sys
+import copy, hashlib, json, pickle, sys
 from dataclasses import asdict
 from tests.engine.whole import KINDS, left_of
 from twin.compiled import is_compiled
@@ -31,7 +31,11 @@ for seed in range(int(sys.argv[1])):
     kind = KINDS[seed % len(KINDS)]
     found[f"{kind} {seed}"] = digest(left_of(seed, kind))
 for name, document in json.load(sys.stdin).items():
-    result = simulate(load_scenario(document), observe=True, watch=(3,))
+    scenario = load_scenario(document)
+    result = simulate(scenario, observe=True, watch=(3,))
+    # As they go to other processes and come back.
+    assert pickle.loads(pickle.dumps(scenario)) == copy.deepcopy(scenario) == scenario
+    assert pickle.loads(pickle.dumps(result)).records == result.records
     records = [asdict(record) | {"itl_ps": list(record.itl_ps)} for record in result.records]
     told = {k: v for k, v in summarize(result).items() if k not in ("wall_s", "requests_per_wall_s", "compiled")}
     found[name] = digest([records, told, result.series, result.log, result.decisions])

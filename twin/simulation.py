@@ -17,6 +17,7 @@ from twin.cluster.fleet import Fleet
 from twin.cluster.fleet_log import FleetHistory
 from twin.cluster.gateway import Gateway, unserved
 from twin.cluster.timer import Timer
+from twin.compiled import remade
 from twin.engine.fast_replica import FastReplica
 from twin.engine.replica import EngineStats, Replica, Stuck
 from twin.errors import InputError
@@ -102,6 +103,9 @@ class Result:
     """(instant, replica, until) of each time that a router left out a replica that failed."""
     sent_stale: int = 0
     """Attempts that were sent on while the state of all replicas was stale."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return remade(self)
 
     @property
     def records(self) -> RecordTable:

@@ -1,6 +1,9 @@
 """Limits of one engine, in vLLM's names."""
 
 from dataclasses import dataclass
+from typing import Any
+
+from twin.compiled import remade
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,9 @@ class EngineConfig:
     """Plan step k+1 while step k runs."""
     scheduling_policy: str = "fcfs"
     """vLLM's own order without a policy of ours: fcfs or priority."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return remade(self)
 
     @property
     def goes_on_after_self_preemption(self) -> bool:

@@ -7,6 +7,9 @@ depend on whether equal steps are counted one by one or together.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+from twin.compiled import remade
 
 LIMITS = ("slots", "tokens", "kv", "policy", "compute")
 """What kept requests from going faster while a step ran: the first three kept a request out that could have run, or
@@ -71,6 +74,9 @@ class TimeShares:
     """By USES."""
     limits: Mapping[str, float]
     """By LIMITS, and `idle`: no request was there."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return remade(self)
 
 
 def time_shares(

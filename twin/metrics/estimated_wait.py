@@ -12,8 +12,10 @@ tiers before it leave to it.
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from twin.clock import PS
+from twin.compiled import remade
 from twin.metrics.percentiles import Samples
 from twin.metrics.record_table import RecordTable
 from twin.metrics.records import RequestRecord
@@ -128,6 +130,9 @@ class WaitErrors:
     """Percentiles of the error."""
     wait_mean_s: float | None
     """Mean of what was to be estimated."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return remade(self)
 
 
 def wait_errors(records: Iterable[RequestRecord]) -> WaitErrors:

@@ -152,6 +152,9 @@ class StepGaps(Sequence[int]):
     def __hash__(self) -> int:
         return hash((self.first, self.last))
 
+    def __reduce__(self) -> tuple[type["array[int]"], tuple[str, list[int]]]:
+        return array, ("q", self.to_array().tolist())  # a copy, also in another process
+
     @property
     def total_ps(self) -> int:
         """Sum of the gaps."""

@@ -10,7 +10,9 @@ Everything is a Python int, so sums do not depend on their order: k equal decode
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import overload
+from typing import Any, overload
+
+from twin.compiled import remade
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,9 @@ class StepTime:
     [max_num_seqs + 1]"""
     gap_seq_ps: int = 0
     """What async scheduling cannot hide of each scheduled request's work; 0 in sync mode."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return remade(self)
 
     def step_ps(
         self,
