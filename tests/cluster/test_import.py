@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from tests.runs import run
+from twin.cluster.adapter import adapter_queries
 from twin.cluster.manifests import guess_model, import_manifests
 from twin.errors import InputError
 from twin.report.json_summary import summarize
@@ -385,3 +386,34 @@ def test_what_a_run_would_refuse_is_said_with_the_manifests_place(tmp_path):
     assert forced.returncode == 0
     assert out.read_bytes() != before
     assert "wrong: ScaledObject: spec" in forced.stderr
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ("sum by (<<.GroupBy>>) (<<.Series>>{<<.LabelMatchers>>})", "vllm:a"),
+        ("sum(<<.Series>>{<<.LabelMatchers>>}) by (<<.GroupBy>>)", "vllm:a"),
+        ('sum by (<<.GroupBy>>) (vllm:a{engine="0",<<.LabelMatchers>>} + vllm:b{<<.LabelMatchers>>})',
+         'vllm:a{engine="0"} + vllm:b'),
+        ("max_over_time(<<.Series>>{<<.LabelMatchers>>}[1m])", "max_over_time(vllm:a[1m])"),
+        ("avg(<<.Series>>{<<.LabelMatchers>>}) by (<<.GroupBy>>)", None),
+    ],
+)  # fmt: skip
+def test_rules_of_the_adapter_say_what_a_metric_is(rule, expected):
+    entry = {
+        "seriesQuery": 'vllm:a{pod!=""}',
+        "name": {"matches": ".*", "as": "load"},
+        "metricsQuery": rule,
+    }
+    wanted = {} if expected is None else {"load": expected}
+    assert (
+        adapter_queries([{"rules": {"custom": [entry]}}, {"kind": "Pod", "rules": [entry]}, None])
+        == wanted
+    )
+    assert adapter_queries([{"rules": [entry]}]) == wanted
+    assert (
+        adapter_queries(
+            [{"externalRules": [entry]}, {"rules": "x"}, {"rules": {"custom": [1, {}]}}]
+        )
+        == wanted
+    )

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from twin.cluster.adapter import adapter_queries
 from twin.cluster.manifest_types import check_types
 from twin.cluster.metrics_path import is_exported
 from twin.cluster.vllm_arguments import argument_problem
@@ -83,7 +84,7 @@ def import_manifests(
     found.document["cluster"] = cluster
     _pod(pod, container, arguments, cluster, found)
     _probes(container, cluster, found)
-    _scaler(objects, deployment, cluster, found)
+    _scaler(objects, deployment, cluster, found, adapter_queries(documents))
     classes = [_named(o) for o in objects if o["kind"] == "PriorityClass"]
     if classes:
         cluster["priority_classes"] = classes
@@ -369,6 +370,7 @@ def _scaler(
     deployment: Mapping[str, Any],
     cluster: dict[str, Any],
     found: Imported,
+    rules: Mapping[str, str],
 ) -> None:
     target = _named(deployment)
     for key, kind in (("hpa", "HorizontalPodAutoscaler"), ("keda", "ScaledObject")):
@@ -394,6 +396,10 @@ def _scaler(
     for metric in _at(cluster, "hpa").get("metrics") or []:
         section = next((v for k, v in metric.items() if k != "type" and isinstance(v, Mapping)), {})
         name = str(_at(section, "metric").get("name") or "")
+        if name in rules:
+            if rules[name] != name:
+                cluster.setdefault("metrics", {}).setdefault("queries", {})[name] = rules[name]
+            continue
         if name and not is_exported(name) and not is_exported(name.replace("vllm_", "vllm:", 1)):
             found.faults.append(
                 f"vLLM has no metric {name} and no rule here defines it; to try one: --set "
