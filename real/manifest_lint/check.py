@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from real.manifest_lint import queries, scaling, scenario, schema, servers, together
+from real.manifest_lint import lifetime, queries, scaling, scenario, schema, servers, together
 from real.manifest_lint.finding import Finding
 from real.manifest_lint.objects import Cluster, Manifest
 
@@ -17,7 +17,8 @@ def lint(manifests: Sequence[Manifest]) -> list[Finding]:
     if not any(f.rule == "schema" and "must be" in f.message for f in found):
         cluster = Cluster(manifests)
         for server in cluster.servers:
-            found += servers.check(server, cluster)
+            found += servers.check(server)
+            found += lifetime.check(server, cluster)
         found += servers.strangers(cluster)
         for module in (together, scaling, queries, scenario):
             found += module.check(cluster)

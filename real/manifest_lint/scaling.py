@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator
 
 from real.manifest_lint.finding import Finding
+from real.manifest_lint.lifetime import start_s
 from real.manifest_lint.objects import Cluster, Manifest, at
 from real.manifest_lint.queries import adapter_rules, series_in
-from real.manifest_lint.servers import start_s
 from twin.clock import PS
 from twin.cluster.advice import advice
 from twin.cluster.limits import down_limit, scaled
