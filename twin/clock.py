@@ -6,7 +6,7 @@ Engine and SimPy therefore count whole picoseconds; seconds appear only where pe
 
 import math
 from fractions import Fraction
-from typing import Final
+from typing import Any, Final
 
 PS: Final = 10**12
 """Picoseconds in a second."""
@@ -25,7 +25,17 @@ def to_ps(seconds: float | int | str) -> int:
 
 def to_seconds(ps: int) -> float:
     """Float seconds nearest to `ps` picoseconds."""
-    return ps / PS
+    return quotient(ps, PS)
+
+
+def quotient(numerator: Any, denominator: Any) -> float:
+    """The float nearest to a quotient of whole numbers, as Python's `/` gives it.
+
+    Where Python is compiled (setup.py) and knows that both are ints, it makes floats of them before it divides, which
+    beyond 2**53 is not the same.
+    """
+    nearest: float = numerator / denominator
+    return nearest
 
 
 def ceil_ps(seconds: float) -> int:
@@ -36,8 +46,8 @@ def ceil_ps(seconds: float) -> int:
     """
     n, d = seconds.as_integer_ratio()
     p = -(-n * PS // d)
-    if (p - 1) / PS < seconds:
+    if quotient(p - 1, PS) < seconds:
         return p
     m, e = math.nextafter(seconds, -math.inf).as_integer_ratio()
     p = -(-(n * e + m * d) * PS // (2 * d * e))
-    return p if p / PS >= seconds else p + 1
+    return p if quotient(p, PS) >= seconds else p + 1

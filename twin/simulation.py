@@ -11,7 +11,7 @@ from simpy.core import EmptySchedule
 from simpy.events import URGENT, Event
 
 from twin.capacity import context_warnings, traffic_warnings
-from twin.clock import NEVER_PS, PS, to_seconds
+from twin.clock import NEVER_PS, PS, quotient, to_seconds
 from twin.cluster.clients import Clients
 from twin.cluster.fleet import Fleet
 from twin.cluster.fleet_log import FleetHistory
@@ -292,7 +292,8 @@ class _Run:
         until_ps = self._scenario.run.until_ps
         expected = self._traffic.expected()
         return max(
-            now_ps / until_ps if until_ps else 0.0, self._offered / expected if expected else 0.0
+            quotient(now_ps, until_ps) if until_ps else 0.0,
+            self._offered / expected if expected else 0.0,
         )
 
     def _gauges(self, now_ps: int) -> tuple[Gauges, ...]:

@@ -16,7 +16,7 @@ from typing import Any
 import simpy
 from simpy.events import NORMAL, EventPriority
 
-from twin.clock import NEVER_PS, ceil_ps, to_seconds
+from twin.clock import NEVER_PS, ceil_ps, quotient, to_seconds
 from twin.engine.config import EngineConfig
 from twin.engine.core import EngineCore, Output, Step
 from twin.engine.life import Life
@@ -71,12 +71,12 @@ class EngineStats:
     @property
     def kv_usage_mean(self) -> float:
         """Mean share of KV blocks in use while the engine was busy."""
-        return self.kv_used_block_ps / (self.busy_ps * self.kv_blocks) if self.busy_ps else 0.0
+        return quotient(self.kv_used_block_ps, self.busy_ps * self.kv_blocks or 1)
 
     @property
     def kv_waste_mean(self) -> float:
         """Mean share of KV token slots held but empty while the engine was busy."""
-        return self.kv_empty_token_ps / (self.busy_ps * self.kv_tokens) if self.busy_ps else 0.0
+        return quotient(self.kv_empty_token_ps, self.busy_ps * self.kv_tokens or 1)
 
 
 class Replica:

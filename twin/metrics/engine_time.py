@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from twin.clock import quotient
 from twin.compiled import remade
 
 LIMITS = ("slots", "tokens", "kv", "policy", "compute")
@@ -95,6 +96,6 @@ def time_shares(
     limits["policy"] += sum(time.held_ps for time, _ in engines)
     limits["idle"] = whole_ps - sum(limits.values())
     return TimeShares(
-        uses={name: sum(uses[name] for uses in each) / whole_ps for name in USES},
-        limits={name: ps / whole_ps for name, ps in limits.items()},
+        uses={name: quotient(sum(uses[name] for uses in each), whole_ps) for name in USES},
+        limits={name: quotient(ps, whole_ps) for name, ps in limits.items()},
     )

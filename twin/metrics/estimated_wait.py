@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from twin.clock import PS
+from twin.clock import PS, quotient
 from twin.compiled import remade
 from twin.metrics.percentiles import Samples
 from twin.metrics.record_table import RecordTable
@@ -150,10 +150,10 @@ def errors_of(waits: Waits) -> WaitErrors:
         return WaitErrors(0, None, None, None, None, None, None)
     return WaitErrors(
         samples=n,
-        mean_abs_s=waits.abs_ps / (n * PS),
-        bias_s=waits.error_ps / (n * PS),
+        mean_abs_s=quotient(waits.abs_ps, n * PS),
+        bias_s=quotient(waits.error_ps, n * PS),
         p10_s=waits.errors.percentile(10),
         p50_s=waits.errors.percentile(50),
         p90_s=waits.errors.percentile(90),
-        wait_mean_s=waits.wait_ps / (n * PS),
+        wait_mean_s=quotient(waits.wait_ps, n * PS),
     )
