@@ -139,6 +139,7 @@ class Server:
 
     def _read(self, process: "subprocess.Popen[str]") -> None:
         assert process.stdout is not None
+        line = "\n"
         for line in process.stdout:
             self._log.add(line)
             if self._echo is not None:
@@ -146,6 +147,9 @@ class Server:
                     OSError
                 ):  # nobody reads it any more; the server must not wait for that
                     self._echo(line)
+        if self._echo is not None and not line.endswith("\n"):
+            with suppress(OSError):
+                self._echo("\n")
         process.wait()
 
     @property

@@ -22,6 +22,10 @@ _ERRORS = (
 _NOT_THE_CAUSE = re.compile(
     r"Engine core initialization failed|See root cause above|See stack trace|EngineDeadError|WARNING"
 )
+_OF_THE_ENGINE = re.compile(r"^\((?:EngineCore|Worker)")
+_DEAD = "the engine's process is gone and left no word (EngineDeadError); was it killed, for want of memory?"
+_NOISE = re.compile(r"nanobind|^ - leaked |^ - \.\.\. skipped")
+"""What a library of vLLM's writes whenever a process ends."""
 _OF_CLIENTS = re.compile(r"QueueOverflowError|ValidationError|BadRequestError|GracefulHTTPError")
 """What vLLM writes when it refuses a request."""
 _PREFIX = re.compile(
@@ -37,7 +41,8 @@ class Log:
 
     def add(self, line: str) -> None:
         """One more line."""
-        self._lines.append((time.monotonic(), line.rstrip()))
+        if not _NOISE.search(line):
+            self._lines.append((time.monotonic(), line.rstrip()))
 
     def last(self) -> str:
         """The last line that is not empty."""
@@ -51,8 +56,9 @@ class Log:
     def reason(self, was_ready: bool) -> str:
         """The line that says best why the server ended.
 
-        The error under vLLM's last word on a process that failed; else that a process died; else, before the server was
-        ready, the first error, and after that the last one of its last seconds that is about no single request.
+        The error under vLLM's last word on a process that failed; else that a process died, or the engine is gone;
+        else, before the server was ready, the first error, and after that the last one of its last seconds that is
+        about no single request.
         """
         lines = [*self._lines]
         fatal = [i for i, (_, line) in enumerate(lines) if _FATAL.search(line)]
@@ -61,6 +67,9 @@ class Log:
         for _, line in reversed(lines):
             if died := _DIED.search(_PREFIX.sub("", line)):
                 return died[0].removeprefix("RuntimeError: ")
+        if any("EngineDeadError" in line for _, line in lines):
+            own = [line for _, line in reversed(lines) if _OF_THE_ENGINE.search(line)]
+            return _first_error(own, _ERRORS[:2]) or _DEAD
         if was_ready:
             end = lines[-1][0] if lines else 0.0
             recent = [line for at, line in reversed(lines) if at > end - RECENT_S]
@@ -80,8 +89,8 @@ def ended(status: int) -> str:
         return f"was ended by signal {-status}"
 
 
-def _first_error(lines: list[str]) -> str | None:
-    for kind in _ERRORS:
+def _first_error(lines: list[str], kinds: tuple[re.Pattern[str], ...] = _ERRORS) -> str | None:
+    for kind in kinds:
         for line in lines:
             found = kind.search(line)
             if found and not _NOT_THE_CAUSE.search(line):

@@ -78,7 +78,7 @@ FAKE = """\
                 state["ready"] = True
                 print("told to be ready", flush=True)
                 if mode == "crashes":
-                    threading.Timer(0.5, lambda: (print("RuntimeError: out of luck", flush=True), os._exit(9))).start()
+                    threading.Timer(0.5, lambda: (print("RuntimeError: out of luck", end="", flush=True), os._exit(9))).start()
                 self.answer(200, {{"policy_fingerprint": "abc"}})
             elif self.path == "/twin/drain":
                 state["left"], state["draining"] = 4, 3
@@ -542,8 +542,11 @@ def test_a_server_that_does_not_start(fake):
     assert last == "error: vllm serve ended with status 3: ValueError: No common block size for 16"
 
 
-def test_a_server_that_crashes(fake):
-    status, _, err = serve("--tiny", "--python", fake("crashes"), "--port", str(free_port()))
+@pytest.mark.parametrize("options", [[], ["--log"]])
+def test_a_server_that_crashes(fake, options):
+    """Its last line need not be whole."""
+    port = str(free_port())
+    status, _, err = serve("--tiny", *options, "--python", fake("crashes"), "--port", port)
     assert status == 1
     assert (
         err.splitlines()[-1] == "error: vllm serve ended with status 9: RuntimeError: out of luck"
@@ -613,13 +616,28 @@ FATAL = [
 ]
 AFTER = "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above)"
 
+GONE = [
+    "(APIServer pid=7) ERROR 11-30 01:02:04 [async_llm.py:9] AsyncLLM output_handler failed.",
+    "(APIServer pid=7) ERROR 11-30 01:02:04 [async_llm.py:9]     raise self._format_exception(outputs) from None",
+    f"(APIServer pid=7) ERROR 11-30 01:02:04 [async_llm.py:9] {AFTER}",
+    "INFO:     Application shutdown complete.",
+]
+LEFT_NO_WORD = "the engine's process is gone and left no word (EngineDeadError); was it killed, for want of memory?"
+
 
 @pytest.mark.parametrize(
     ("lines", "was_ready", "expected"),
     [
         ([CLIENT, DEAD, AFTER], True, "Engine core process EngineCore_0 died unexpectedly."),
         ([CLIENT, *FATAL, CLIENT, AFTER], True, "torch.OutOfMemoryError: CUDA out of memory"),
+        ([CLIENT, *GONE, "nanobind: leaked 3 types!", " - leaked type x"], True, LEFT_NO_WORD),
+        (
+            ["(EngineCore pid=8) RuntimeError: out of luck", *GONE],
+            True,
+            "RuntimeError: out of luck",
+        ),
         ([CLIENT, "INFO last word"], True, "INFO last word"),
+        (["INFO last word", "nanobind: leaked 3 types!"], True, "INFO last word"),
         ([CLIENT, "RuntimeError: out of luck", CLIENT], True, "RuntimeError: out of luck"),
         (["ValueError: first", "RuntimeError: then"], False, "ValueError: first"),
         (["ValueError: first", "RuntimeError: then"], True, "RuntimeError: then"),
