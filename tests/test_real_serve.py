@@ -78,7 +78,9 @@ FAKE = """\
                 state["ready"] = True
                 print("told to be ready", flush=True)
                 if mode == "crashes":
-                    threading.Timer(0.5, lambda: (print("RuntimeError: out of luck", end="", flush=True), os._exit(9))).start()
+                    last = "RuntimeError: out of luck"
+                    crash = lambda: (print(last, end="", flush=True), os._exit(9))
+                    threading.Timer(0.5, crash).start()
                 self.answer(200, {{"policy_fingerprint": "abc"}})
             elif self.path == "/twin/drain":
                 state["left"], state["draining"] = 4, 3
