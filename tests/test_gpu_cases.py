@@ -103,7 +103,7 @@ def test_predictions_have_an_error_bar_which_calibrating_changes(tmp_path):
     hardware = {"gpu": "L40S", "tensor_parallel_size": 4}
     far = summarize(simulate(load_scenario(document(model="Qwen/Qwen3-32B", hardware=hardware))))
     assert far["trust"]["validated"] is False
-    assert "not validated: the nearest measured set-up" in render(far)
+    assert "not validated: unlike the nearest" in render(far)
     loaded = load_scenario(document(hardware={"gpu": "H200", "step_time": own_profile(tmp_path, "H200")}))  # fmt: skip
     calibrated = summarize(simulate(loaded))
     assert calibrated["trust"]["calibration"]["decode_steps"] < 0.05

@@ -87,7 +87,10 @@ SUMMARY = {
     "policy_stats": {},
     "step_time": {"engine": "vLLM 0.19.0", "source": "op tables", "date": "2026-01-01"},
     "gateway": None,
-    "trust": {"validated": False, "nearest": None, "distance": None, "errors": {}, "calibration": {}},
+    "trust": {
+        "validated": False, "nearest": None, "runs": 0, "distance": None, "limit": 1.0, "differs": [], "foreign": [],
+        "errors": {}, "largest": {}, "calibration": {},
+    },
     "engine": {
         "steps": 123456, "preemptions": 12, "recomputed_tokens": 345,
         "prefix_hit_tokens": 374, "prefix_query_tokens": 1000, "kv_usage_mean": 0.43,

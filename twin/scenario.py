@@ -289,7 +289,7 @@ def _build(document: schema.Document, origin: Origin) -> Scenario:
     )
     if fleet is not None:
         build.check_most_blocks(engine.num_gpu_blocks, fleet.most_replicas, origin)
-    warnings = build.warnings_of(document, policy_name, policy, traffic, profile)
+    warnings = build.warnings_of(document, policy_name, policy, traffic, profile, model)
     told = () if fleet is None else fleet_warnings(fleet, document.cluster)
     return Scenario(
         name=document.name or Path(origin.name).stem,

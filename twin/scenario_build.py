@@ -12,7 +12,7 @@ from twin.metrics.objectives import parse_objective
 from twin.scenario_faults import Origin, unknown
 from twin.scheduling import PRESETS, Policy, PolicyConfig, TierConfig, policy_config
 from twin.scheduling.orders import ORDERS
-from twin.step_time.catalogue import MODELS, GpuSpec, ModelSpec
+from twin.step_time.catalogue import GpuSpec, ModelSpec
 from twin.step_time.memory import (
     KV_DTYPE_BYTES,
     MemoryPlan,
@@ -21,7 +21,7 @@ from twin.step_time.memory import (
 )
 from twin.step_time.profiles import Profile
 from twin.step_time.roofline import SOURCE as ROOFLINE
-from twin.step_time.shipped import stored_dtype, stored_kv_dtype
+from twin.step_time.trust import foreign_to
 from twin.workload.streams import Stream
 from twin.workload.trace import TraceStream
 
@@ -234,6 +234,7 @@ def warnings_of(
     policy: PolicyConfig | None,
     traffic: Sequence[Stream],
     profile: Profile,
+    model: ModelSpec,
 ) -> Iterator[str]:
     """What is allowed but probably not meant, one sentence each."""
     tiers = tiers_of(traffic)
@@ -245,29 +246,19 @@ def warnings_of(
         )
     if policy is not None:
         yield from _idle_keys(policy)
-    hardware, source = document.hardware, profile.provenance
-    kv_cache_dtype = document.engine.kv_cache_dtype
-    named = document.model if document.model in MODELS else source.model
-    gpu = hardware.gpu if isinstance(hardware.gpu, str) else hardware.gpu.name
+    hardware = document.hardware
     if hardware.step_time == ROOFLINE:
         yield "the step times are computed from data sheets (roofline): not validated"
-    for key, meant, measured in (
-        ("model", named, source.model),
-        ("hardware.gpu", gpu, source.gpu),
-        (
-            "hardware.tensor_parallel_size",
-            hardware.tensor_parallel_size,
-            source.tensor_parallel_size,
-        ),
-        ("hardware.dtype", stored_dtype(hardware.dtype), stored_dtype(source.dtype)),
-        (
-            "engine.kv_cache_dtype",
-            "auto" if kv_cache_dtype == "auto" else stored_kv_dtype(kv_cache_dtype),
-            source.kv_cache_dtype,
-        ),
+    for unlike in foreign_to(
+        profile.provenance,
+        model,
+        hardware.gpu if isinstance(hardware.gpu, str) else hardware.gpu.name,
+        hardware.tensor_parallel_size,
+        hardware.dtype,
+        document.engine.kv_cache_dtype,
     ):
-        if meant not in (measured, "auto"):
-            yield f"the step times were measured with {key} {measured}, the scenario says {meant}"
+        measured, ours = unlike.split(", not ")
+        yield f"the step times were measured with {measured}, the scenario says {ours}"
 
 
 def _idle_keys(policy: PolicyConfig) -> Iterator[str]:

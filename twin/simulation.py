@@ -36,7 +36,8 @@ from twin.scenario import Scenario, load_scenario
 from twin.scenario_build import PRIORITY_TIERS
 from twin.scheduling.decisions import Decision
 from twin.scheduling.orders import OrderError
-from twin.step_time.trust import Subject, Trust, load_of, nearest, origin_of
+from twin.step_time.trust import Trust, load_of
+from twin.subject import trust_of
 from twin.workload.request import Request
 from twin.workload.source import Arrival
 from twin.workload.streams import Traffic, open_streams
@@ -116,23 +117,11 @@ class Result:
 
     def trust(self) -> Trust:
         """How wrong the latencies may be: the errors of the nearest set-up that was measured, and its distance."""
-        scenario = self.scenario
         tiers = self.tally().tiers.values()
         waited, whole = (
             _sum_s(tier.latency[name].stats() for tier in tiers) for name in ("queue", "e2e")
         )
-        origin = scenario.hardware.profile.provenance
-        subject = Subject(
-            model=origin.model,
-            params=scenario.model.params,
-            gpu=scenario.hardware.gpu.name,
-            tensor_parallel_size=scenario.hardware.tensor_parallel_size,
-            dtype=scenario.hardware.dtype,
-            origin=origin_of(origin.source),
-            load=load_of(waited, whole),
-        )
-        found = nearest(subject, scenario.hardware.validated)
-        return replace(found, calibration=origin.fit_error) if subject.origin == "fit" else found
+        return trust_of(self.scenario, load_of(waited, whole))
 
     def tally(self) -> Tally:
         """What is counted of the requests."""

@@ -15,7 +15,8 @@ import numpy.typing as npt
 from twin.metrics.columns import NONE
 from twin.metrics.records import OUTCOMES
 from twin.simulation import Result
-from twin.step_time.trust import Regime, Subject, load_of, origin_of
+from twin.step_time.trust import Regime, Subject, load_of
+from twin.subject import subject_of
 
 STATS = ("mean", "p50", "p90", "p95", "p99")
 """Statistics that are compared of each latency."""
@@ -163,21 +164,12 @@ def outcome_of(
     number = int(_completed(table).sum())
     waited = _numbers(table, "first_scheduled_s") - _numbers(table, "arrival_s")
     load = load_of(float(np.nanmean(waited)), found["e2e_mean"])
-    origin = scenario.hardware.profile.provenance
     rows = [Comparison(m, group, found[m], value, number) for m, value in measured.items()]
     return Outcome(
         group,
         name,
         tuple(worst_first(rows)),
-        Subject(
-            origin.model,
-            scenario.model.params,
-            scenario.hardware.gpu.name,
-            scenario.hardware.tensor_parallel_size,
-            scenario.hardware.dtype,
-            origin_of(origin.source),
-            load,
-        ),
+        subject_of(scenario, load),
         scenario.engine.num_gpu_blocks,
         order,
         assumed,

@@ -100,31 +100,39 @@ def _timeouts(timeouts: Mapping[str, Any]) -> str:
 
 
 def trust(summary: Mapping[str, Any]) -> str:
-    """How far similar runs were off, in a sentence; TTFT p99 is that of the first tier that has one."""
+    """How far similar runs were off, and in what this run is unlike them, in sentences without a last full stop."""
     found = summary["trust"]
     if found is None:
         return "measured, not predicted"
+    if found["foreign"]:
+        return f"not validated: the step times are of {'; '.join(found['foreign'])}"
     if found["calibration"]:
         worst = max(found["calibration"].values())
         return f"calibrated: step times fitted to measured steps, mean error {share(worst)} at most"
+    near, runs = found["nearest"], found["runs"]
+    if near is None:
+        return "not validated: nothing measured was ever compared with step times of this origin"
+    unlike = f"{'; '.join(found['differs'])}: {found['distance']:g} away, at most {found['limit']:g} counts"
     if not found["validated"]:
-        near = found["nearest"]
-        if near is None:
-            return (
-                "not validated: nothing measured was ever compared with step times of this origin"
-            )
-        return f"not validated: the nearest measured set-up, {near}, is {found['distance']:g} away"
-    largest: dict[str, float] = {}
-    for metric, error in found["errors"].items():
+        return f"not validated: unlike the nearest measured set-up, {near} ({plural(runs, 'run')}), it has {unlike}"
+    half, worst_of = (_by_latency(found[name]) for name in ("errors", "largest"))
+    if runs == 1:
+        said = ", ".join(f"{name.upper()} {share(error)}" for name, error in half.items())
+        told = f"1 run of {near} was off by: {said}"
+    else:
+        said = ", ".join(
+            f"{name.upper()} within {share(error)} (worst {share(worst_of[name])})"
+            for name, error in half.items()
+        )
+        told = f"half of {count(runs)} runs of {near} had {said}"
+    told += ". These are means or p50; no p90, p95 or p99 was ever compared"
+    return f"{told}. This run has {unlike}" if found["differs"] else told
+
+
+def _by_latency(errors: Mapping[str, float]) -> dict[str, float]:
+    """Latency -> the largest error of its statistics, by name."""
+    found: dict[str, float] = {}
+    for metric, error in errors.items():
         name = metric.split("_")[0]
-        largest[name] = max(error, largest.get(name, 0.0))
-    said = ", ".join(f"{name.upper()} {share(error)}" for name, error in sorted(largest.items()))
-    p99 = next(
-        (tier["ttft_s"]["p99"] for tier in summary["tiers"].values() if tier["ttft_s"]["p99"]), None
-    )
-    head = (
-        ""
-        if p99 is None or "ttft" not in largest
-        else (f"TTFT p99 {duration(p99)}; similar runs were within {share(largest['ttft'])}. ")
-    )
-    return f"{head}Median errors of {found['nearest']} (distance {found['distance']:g}): {said}"
+        found[name] = max(error, found.get(name, 0.0))
+    return dict(sorted(found.items()))
