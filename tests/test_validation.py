@@ -12,7 +12,8 @@ import pytest
 
 from tests.runs import document
 from twin.errors import InputError
-from twin.report.fidelity import memory_rows
+from twin.report.fidelity import memory_rows, summarize
+from twin.report.fidelity import page as page_of
 from twin.scenario import load_scenario
 from twin.simulation import simulate
 from twin.validation import (
@@ -27,7 +28,7 @@ from twin.validation import (
     table_of,
     worst_first,
 )
-from twin.validation_sets import aiconfigurator, lmbench, not_scored
+from twin.validation_sets import TRAINED, aiconfigurator, lmbench, not_scored
 from twin.workload.formats.measured import read_object, read_objects, read_table
 
 ROOT = Path(__file__).parents[1]
@@ -123,8 +124,23 @@ def test_the_knee_is_the_highest_rate_below_twice_idle():
 
 def test_memory_is_within_3_percent_of_vllm():
     rows = memory_rows()
-    assert len(rows) == 4
     assert all(abs(row["error"]) <= 0.03 for row in rows)
+    tested = [row for row in rows if not row["fitted"]]
+    assert {(row["run"].split(",")[0], row["max_num_seqs"]) for row in tested} == {
+        ("Qwen3-14B", 256),
+        ("Qwen3-14B", 1024),
+    }
+
+
+def test_rows_that_set_a_number_of_the_twin_are_no_test():
+    found = summarize([], [], memory_rows(), [], TRAINED)
+    (whence,) = [data for number, data in TRAINED if number.startswith("memory")]
+    assert "Llama-3.1-70B on 4 H100" in whence
+    assert "Llama-3.1-8B on RTX 4090" in whence
+    assert {row["what"].split(",")[1] for row in found["targets"]} == {" Qwen3-14B"}
+    written = page_of(found)
+    assert written.count("% | fitted |") == 3
+    assert written.count("% | tested |") == 2
 
 
 def test_rows_become_runs():
