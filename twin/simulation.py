@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import simpy
@@ -17,6 +17,7 @@ from twin.cluster.fleet import Fleet
 from twin.cluster.fleet_log import FleetHistory
 from twin.cluster.gateway import Gateway, unserved
 from twin.cluster.timer import Timer
+from twin.cluster.waiting import GatewayWaits
 from twin.compiled import remade
 from twin.engine.fast_replica import FastReplica
 from twin.engine.replica import EngineStats, Replica, Stuck
@@ -104,6 +105,8 @@ class Result:
     """(instant, replica, until) of each time that a router left out a replica that failed."""
     sent_stale: int = 0
     """Attempts that were sent on while the state of all replicas was stale."""
+    gateway_waits: GatewayWaits = field(default_factory=GatewayWaits)
+    """The queue at the gateway."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return remade(self)
@@ -481,7 +484,7 @@ class _Run:
         inflight_request_ps = self._in_system_ps + self._inflight * simulated_ps
         series = None if self._sampler is None else self._sampler.finish(simulated_ps)
         fleet = self._fleet
-        self._gateway.finish_run()
+        gateway_waits = self._gateway.finish_run(simulated_ps)
         if fleet is not None:
             fleet.finish_run(simulated_ps)
             series = None if series is None else series.padded(NOT_YET)
@@ -512,6 +515,7 @@ class _Run:
             ),
             ejections=tuple(self._gateway.ejections),
             sent_stale=self._gateway.sent_stale,
+            gateway_waits=gateway_waits,
             simulated_ps=simulated_ps,
             inflight_request_ps=inflight_request_ps,
             events=self._events,

@@ -104,17 +104,26 @@ class Control:
             Scale(wanted, sum(not pod.is_deleted for pod in live)),
             ready,
             self._ask,
-            max(self._spec.scaler.scheduled(minute), self._forecast_floor),
+            *self._floor(minute),
         )
         look = replace(self._scaler.look(loop, view), ready=ready)
         self._log.look(look)
         if look.desired != wanted:
             self._fleet.scale_to(look.desired)
 
-    @property
-    def _forecast_floor(self) -> int:
+    def _floor(self, minute: int) -> tuple[int, str, str]:
+        """(replicas wanted at least, by whom, why there is no forecast) in that minute of the week."""
+        scheduled = self._spec.scaler.scheduled(minute)
+        who = "the schedule" if scheduled else ""
         predictor = self._predictor
-        return 0 if predictor is None or predictor.spec.metric is not None else predictor.floor
+        if predictor is None or predictor.spec.metric is not None:
+            return scheduled, who, ""
+        last = predictor.last
+        if last.rate is None or last.replicas is None:
+            return scheduled, who, last.error or "it cannot tell yet"
+        if last.replicas <= scheduled:
+            return scheduled, who, ""
+        return last.replicas, f"the forecast of {last.rate:.3g}/s", ""
 
     def _ask(self, metric: str) -> Vector | Failed:
         """What the metrics path answers; the forecast is an external metric without pods."""

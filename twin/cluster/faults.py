@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from twin.cluster.fleet_log import FleetLog, Strike
 from twin.cluster.fleet_pod import FleetPod
 from twin.cluster.timer import Timer
 
@@ -62,24 +63,29 @@ class Breakable(Protocol):
         """The node takes pods again."""
 
 
-def schedule(faults: Sequence[ClusterFault], fleet: Breakable, timer: Timer) -> None:
-    """Let them happen."""
-    for fault in faults:
-        timer.at(fault.at_ps, partial(_strike, fault, fleet, timer))
+def schedule(faults: Sequence[ClusterFault], fleet: Breakable, timer: Timer, log: FleetLog) -> None:
+    """Let them happen, and keep what each came to."""
+    for number, fault in enumerate(faults):
+        timer.at(fault.at_ps, partial(_strike, number, fault, fleet, timer, log))
 
 
-def _strike(fault: ClusterFault, fleet: Breakable, timer: Timer) -> None:
+def _strike(
+    number: int, fault: ClusterFault, fleet: Breakable, timer: Timer, log: FleetLog
+) -> None:
+    struck = [pod for pod in fleet.live if _is_struck(fault, pod)]
+    requests = None if fault.kind == "stale" else sum(map(_inside, struck))
+    log.strikes.append(Strike(number, tuple(pod.number for pod in struck), requests))
     if fault.kind == "node_drain":
-        _drain(fault, fleet, timer)
+        _drain(fault, struck, fleet, timer)
         return
-    for pod in list(fleet.live):
-        if pod.is_deleted or (fault.pods and pod.number not in fault.pods):
+    for pod in struck:
+        if pod.is_deleted:  # by what this fault did to others
             continue
         lasts_ps = None if fault.until_ps is None else fault.until_ps - fault.at_ps
         match fault.kind:
             case "crash":
                 fleet.crash(pod, "it crashed", "pod_crash")
-            case "gpu_loss" if pod.replica is not None:
+            case "gpu_loss":
                 fleet.freeze(pod)
                 if lasts_ps is not None:
                     timer.at(lasts_ps, partial(_replace, fleet, pod, pod.replica_index))
@@ -101,16 +107,40 @@ def _strike(fault: ClusterFault, fleet: Breakable, timer: Timer) -> None:
                 fleet.evict(pod, "spot_reclaim", fault.notice_ps)
 
 
+def _is_struck(fault: ClusterFault, pod: FleetPod) -> bool:
+    """Whether there is something of the pod that the fault can break."""
+    if pod.is_deleted or (fault.pods and pod.number not in fault.pods):
+        return False
+    match fault.kind:
+        case "crash":
+            return pod.running_ps is not None
+        case "gpu_loss":
+            return pod.replica is not None
+        case "stale":
+            return pod.replica_index is not None
+        case "node_drain":
+            return fault.node in pod.nodes
+    return True
+
+
+def _inside(pod: FleetPod) -> int:
+    """Requests that are there, after whatever ends at this instant."""
+    if pod.replica is None:
+        return 0
+    pod.replica.settle()
+    return pod.replica.num_inflight
+
+
 def _replace(fleet: Breakable, pod: FleetPod, engine: int | None) -> None:
     """Somebody has noticed that the engine does nothing, if it is still there."""
     if pod.replica_index == engine and pod.replica is not None:
         fleet.crash(pod, "its GPU was lost", "gpu_lost")
 
 
-def _drain(fault: ClusterFault, fleet: Breakable, timer: Timer) -> None:
+def _drain(fault: ClusterFault, struck: Sequence[FleetPod], fleet: Breakable, timer: Timer) -> None:
     fleet.cordon(fault.node, is_lost=False)
-    for pod in list(fleet.live):
-        if fault.node in pod.nodes and not pod.is_deleted:
+    for pod in struck:
+        if not pod.is_deleted:
             fleet.evict(pod, "node_drain", None)
     if fault.until_ps is not None:
         timer.at(fault.until_ps - fault.at_ps, partial(fleet.uncordon, fault.node))

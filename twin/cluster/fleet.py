@@ -87,7 +87,7 @@ class Fleet:
         self._note()
         for update in spec.updates:
             self._at(update.at_ps, partial(self._update, update.max_surge, update.max_unavailable))
-        schedule(spec.faults, self, self._timer)
+        schedule(spec.faults, self, self._timer, self.log)
         self._control.begin()
 
     # --- requests -------------------------------------------------------------------------

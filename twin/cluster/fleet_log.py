@@ -19,6 +19,18 @@ class PodEvent:
     text: str
 
 
+@dataclass(frozen=True)
+class Strike:
+    """What one of the faults of a scenario came to when its time had come."""
+
+    fault: int
+    """Its place in the list."""
+    pods: tuple[int, ...]
+    """Numbers of the pods that it struck; may be none."""
+    requests: int | None
+    """Inside of them at that instant; None where it takes no request away (stale)."""
+
+
 KINDS = (
     "rejected", "created", "pending", "node", "image", "killed", "ready", "update", "fault", "deleted", "gone",
     "reserve",
@@ -47,6 +59,8 @@ class FleetLog:
     events: list[PodEvent] = field(default_factory=list)
     steps: list[Counts] = field(default_factory=list)
     """Changes of the counts, at most one an instant."""
+    strikes: list[Strike] = field(default_factory=list)
+    """Faults whose time has come."""
 
     def look(self, look: Look) -> None:
         """The autoscaler has looked."""

@@ -12,6 +12,7 @@ from twin.cluster.router import Load, Router, Routing
 from twin.cluster.routers import ROUTERS
 from twin.cluster.signals import Frozen, Own, Poll, Source
 from twin.cluster.timer import Timer
+from twin.cluster.waiting import GatewayWaits, WaitMeter
 from twin.metrics.records import RequestRecord
 from twin.workload.request import Request
 
@@ -96,6 +97,7 @@ class Gateway:
         self._frozen: dict[int, Frozen] = {}  # where the state is not polled
         self._outliers = None if routing.ejection is None else Outliers(routing.ejection)
         self._picks = routing.stale_after_ps is not None or self._outliers is not None
+        self._meter = WaitMeter()
         self.sent_stale = 0
         """Attempts that were sent while the state of all replicas was stale."""
         self.num_asked = 0
@@ -119,6 +121,8 @@ class Gateway:
     def retarget(self, receivers: Sequence[Receiver]) -> None:
         """Requests go to these from now on."""
         self._receivers = receivers
+        if self._admission.num_waiting:
+            self._measure()
         if self._is_polled:
             self._loads = self._poll.loads(receivers)
         elif self._frozen:
@@ -139,6 +143,7 @@ class Gateway:
             self._admission.wait(request)
             self._send_on()
             dropped = self._admission.overflow(request.tier)
+            self._measure()
             if dropped is not request:
                 self._set_limit(request)
             if dropped is not None:
@@ -226,6 +231,7 @@ class Gateway:
             for receiver in self._receivers:
                 receiver.settle()
             self._send_on()
+            self._measure()
 
     def _fails(self, replica: int) -> None:
         assert self._outliers is not None
@@ -261,6 +267,7 @@ class Gateway:
         """The client of a request closes its connection, wherever the request is."""
         now_ps = self._timer.now_ps
         if self._admission.leave(request):
+            self._measure()
             self._on_record(unserved(request, now_ps, "aborted", reason))
         elif self._where is not None and request.index in self._where:
             receiver = self._where[request.index]
@@ -272,10 +279,17 @@ class Gateway:
         """Turn a request away (503)."""
         self._on_record(unserved(request, self._timer.now_ps, "refused", reason))
 
-    def finish_run(self) -> None:
+    def _measure(self) -> None:
+        """The queue may have changed."""
+        waiting = self._admission.num_waiting
+        self._meter.change(self._timer.now_ps, waiting, bool(self._receivers))
+
+    def finish_run(self, end_ps: int) -> GatewayWaits:
         """The run is over: what waits is unfinished."""
+        waits = self._meter.finish(end_ps)
         for request in self._admission.leave_all():
             self._on_record(unserved(request, None, "unfinished", "end_of_run"))
+        return waits
 
     def _set_limit(self, request: Request) -> None:
         """However long it waits here, its client may leave before, or the gateway lose its patience."""
@@ -297,6 +311,7 @@ class Gateway:
     def _give_up(self, request: Request, reason: str) -> None:
         """Its time here is over, if it is still here."""
         if self._admission.leave(request):
+            self._measure()
             if reason == "queue_timeout":
                 self.refuse(request, reason)
             else:

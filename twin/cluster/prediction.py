@@ -95,11 +95,6 @@ class Predictor:
         """The newest."""
         return self.log[-1]
 
-    @property
-    def floor(self) -> int:
-        """Replicas that the newest forecast asks for; 0 where it cannot tell."""
-        return self.last.replicas or 0
-
 
 def replicas_for(rate: float, per_replica: float) -> int:
     """How many replicas take so many requests a second. A billionth too many needs no further one."""

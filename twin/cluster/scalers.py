@@ -44,10 +44,23 @@ class View:
     """Answer of the metrics path to a metric or trigger."""
     floor: int = 0
     """Replicas that a schedule or a forecast wants at least: it raises the minimum, up to the maximum."""
+    floor_of: str = ""
+    """Who wants them, for people; empty = nobody."""
+    no_forecast: str = ""
+    """Why there is no forecast where one is asked for; empty = there is one, or none is asked for."""
 
     def raised(self, least: int, most: int) -> int:
         """The minimum of an autoscaler whose bounds these are."""
         return max(least, min(self.floor, most))
+
+    def told(self, look: "Look", least: int, most: int) -> "Look":
+        """The look of such an autoscaler, with the part of the floor in its reason."""
+        raised = self.raised(least, most)
+        if raised == least or look.desired > raised:
+            return look
+        cut = f", of which the maximum leaves {most}" if self.floor > most else ""
+        says = f"{self.floor_of} wants {self.floor} at least{cut}"
+        return replace(look, reason=f"{look.reason}; {says}")
 
 
 @dataclass(frozen=True)
@@ -102,7 +115,8 @@ class HpaScaler:
         return self._decide(self._spec, answers, view, loop)
 
     def _decide(self, spec: HpaSpec, answers: Sequence[Reading], view: View, name: str) -> Look:
-        least = view.raised(spec.min_replicas, spec.max_replicas)
+        least_of_its_own = spec.min_replicas
+        least = view.raised(least_of_its_own, spec.max_replicas)
         spec = replace(spec, min_replicas=least)
         decision = reconcile(
             spec,
@@ -115,7 +129,8 @@ class HpaScaler:
             self._rivals,
         )
         self._log = decision.log
-        return _told(decision, spec, view.now_ps, name)
+        look = _told(decision, spec, view.now_ps, name)
+        return view.told(look, least_of_its_own, spec.max_replicas)
 
 
 def _reading(metric: MetricSpec, view: View) -> Reading:
@@ -164,7 +179,8 @@ class KedaScaler(HpaScaler):
             keda = replace(self._keda, min_replicas=least)
             found = poll(keda, self._state, answers, replicas, view.minute, view.now_ps)
             self._state = found.state
-            return Look(view.now_ps, loop, found.current, found.desired, found.reason)
+            look = Look(view.now_ps, loop, found.current, found.desired, found.reason)
+            return view.told(look, self._keda.min_replicas, self._keda.max_replicas)
         given, self._state = readings(
             self._keda, self._state, answers, replicas, view.ready, view.minute
         )
@@ -207,7 +223,7 @@ class RatioScaler:
             found = kpa(spec, self._state, stable, panic, replicas, view.ready, view.now_ps)
             shown = stable
         self._state = found.state
-        return Look(
+        look = Look(
             view.now_ps,
             loop,
             found.current,
@@ -217,6 +233,7 @@ class RatioScaler:
             values={} if shown is None else {self._rule: shown},
             error=answer.why if isinstance(answer, Failed) else None,
         )
+        return view.told(look, self._spec.min_replicas, self._spec.max_replicas)
 
     def _mean(self, since_ps: int) -> float | None:
         values = [value for at_ps, value in self._totals if at_ps > since_ps]
@@ -246,11 +263,15 @@ class SaturationScaler:
         least = view.raised(self._spec.min_replicas, self._spec.max_replicas)
         spec = replace(self._spec, min_replicas=least)
         desired, why = saturation(spec, loads, replicas, view.ready)
-        return Look(view.now_ps, loop, replicas, desired, why)
+        look = Look(view.now_ps, loop, replicas, desired, why)
+        return view.told(look, self._spec.min_replicas, self._spec.max_replicas)
 
 
 class FloorScaler:
-    """Nobody but a schedule or a forecast decides: as many replicas as it wants, within the bounds."""
+    """Nobody but a schedule or a forecast decides: as many replicas as it wants, within the bounds.
+
+    A forecast that is missing is not one of nothing: replicas are then not taken away.
+    """
 
     def __init__(self, least: int, most: int, period_ps: int, name: str) -> None:
         self._least = least
@@ -258,9 +279,13 @@ class FloorScaler:
         self.loops = {name: period_ps}
 
     def look(self, loop: str, view: View) -> Look:
-        desired = view.raised(self._least, self._most)
-        why = f"{desired} within {self._least} to {self._most}, {view.floor} wanted"
-        return Look(view.now_ps, loop, view.scale.replicas, desired, why)
+        current, desired = view.scale.replicas, view.raised(self._least, self._most)
+        who = view.floor_of or "nobody"
+        why = f"{desired} within {self._least} to {self._most}, {who} wants {view.floor}"
+        if view.no_forecast and desired < current:
+            desired = max(desired, min(current, self._most))
+            why = f"{desired} kept, no forecast: {view.no_forecast}"
+        return Look(view.now_ps, loop, current, desired, why)
 
 
 def _numbers(answer: Vector) -> list[float]:

@@ -16,6 +16,7 @@ from twin.report.scaling import fleet_section, replicas_figure, serving_at
 from twin.report.stress import forecast_figure, gateway_section
 from twin.report.tables import LATENCY_NAMES
 from twin.report.texts import count, duration, limit, notes, plural, share, trust
+from twin.report.verdict import WORTH_TELLING
 from twin.simulation import Result
 
 EVENTS_LISTED = 50
@@ -149,6 +150,11 @@ def _tiles(summary: Mapping[str, Any]) -> str:
         state = "met" if all(met is not False for met in judged) else "missed"
         kept = sum(met is True for met in judged)
         tiles = [(f'<em class="{state}">{kept} of {len(judged)}</em>', "objectives met")]
+    totals = summary["totals"]
+    lost = totals["refused"] + totals["aborted"]
+    if summary["gateway"] is not None and lost >= WORTH_TELLING * max(1, totals["offered"]):
+        shown = f'<em class="missed">{count(lost)} of {count(totals["offered"])}</em>'
+        tiles.insert(0, (shown, "requests refused or aborted"))
     tiles += [
         (f"{sum(rates):.3g}/s" if rates else "-", "good requests (goodput)"),
         (share(good / measured if measured else None), "of requests good (attainment)"),

@@ -20,8 +20,9 @@ from twin.metrics.preemptions import preemptions_of
 from twin.metrics.records import LATENCIES
 from twin.metrics.summary import TierSummary, summarize_tally, total_counts
 from twin.metrics.tally import Refusal, Tally
+from twin.report.outside import outside
 from twin.report.scaling import cost_of, fleet_of, goals_out_of_reach
-from twin.report.stress import gateway_of
+from twin.report.stress import gateway_of, stress_warnings
 from twin.report.traffic import timeout_warning, traffic
 from twin.report.verdict import verdict
 from twin.simulation import Result
@@ -59,6 +60,7 @@ def summarize(result: Result) -> dict[str, Any]:
         timeout_warning(totals.timed_out, totals.offered),
         preempted.warning(),
         *goals_out_of_reach(result),
+        *stress_warnings(result),
     ]
     return {
         "scenario": scenario.name,
@@ -79,7 +81,9 @@ def summarize(result: Result) -> dict[str, Any]:
         "warmup_s": to_seconds(scenario.run.warmup_ps),
         "percentiles": EXACT if tally.is_exact else WITHIN,
         "interrupted": result.interrupted,
-        "verdict": verdict(shares.limits, limits, used, missed),
+        "verdict": verdict(
+            shares.limits, limits, used, missed, outside(result, tally, bool(missed))
+        ),
         "used_share": used,
         "bound": dict(shares.limits),
         "simulated_s": to_seconds(result.simulated_ps),

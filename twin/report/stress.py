@@ -139,6 +139,20 @@ def forecast_of(fleet: FleetHistory, spec: PredictionSpec | None) -> dict[str, A
     }  # fmt: skip
 
 
+def stress_warnings(result: Result) -> Iterator[str]:
+    """What was asked for and could not be, a sentence each."""
+    fleet = result.scenario.cluster.fleet
+    if fleet is None:
+        return
+    most = fleet.most_replicas
+    for i, schedule in enumerate(fleet.scaler.schedules):
+        if schedule.min_replicas > most:
+            yield (
+                f"cluster.schedules.{i}: min_replicas {schedule.min_replicas} is more than the maximum of {most} that "
+                "the autoscaler has; raise the maximum, or it stays there"
+            )
+
+
 # --- as text ------------------------------------------------------------------------------
 
 

@@ -14,11 +14,15 @@ def verdict(
     engine: Mapping[str, Any],
     used: float | None = None,
     missed: Sequence[str] = (),
+    outside: str | None = None,
 ) -> str:
     """The sentence, from shares of time by limit and the limits of the engine. docs/metrics.md defines the shares.
 
     `used` is what the run took of the most that its replicas can take, `missed` names the objectives that were not met.
+    `outside` is what bound the run before its requests came to an engine, or took them away (twin.report.outside).
     """
+    if not limits and outside:
+        return outside
     if not limits:
         return "There is no time in the run at which a replica was there, so that nothing bound it."
     slots = count(engine["max_num_seqs"])
@@ -38,6 +42,8 @@ def verdict(
     found = sorted(waited, key=lambda name: -limits[name])
     told = [name for name in found if limits[name] >= WORTH_TELLING]
     if not told or (told == ["policy"] and limits["compute"] + limits["idle"] >= limits["policy"]):
+        if outside:
+            return f"{outside} Steps ran in {share(1 - limits['idle'])} of the replicas' time."
         held = ", or was held by the policy for a moment" if told else ""
         room = (
             "" if used is None else f" The run used {_about(used)} of the most its replicas take."
@@ -62,7 +68,11 @@ def verdict(
             text += f", and they took too long for {_listed(missed)}"
         return text + "."
     first, *others = told
-    text = f"{named[first]} bound the run: in {share(limits[first])} of the time {waited[first]}."
+    head = named[first]
+    if outside:
+        name = head if first == "kv" else head.lower()
+        head = f"{outside} Within the replicas: {name}"
+    text = f"{head} bound the run: in {share(limits[first])} of the time {waited[first]}."
     if others:
         also = ", ".join(f"{named[name].lower()} in {share(limits[name])}" for name in others)
         text += f" Also {also}."

@@ -1,0 +1,127 @@
+"""What is said of a run whose gateway or whose pods bound it."""
+
+import pytest
+
+from tests.cluster.test_faults import QUICK, broken
+from tests.cluster.test_fleet import hpa, rates
+from tests.runs import document, run
+from twin.clock import PS
+from twin.report.json_summary import summarize
+
+LIMITED = rates((0, 6), duration=10)
+
+
+def said(result):
+    return summarize(result)["verdict"]
+
+
+@pytest.mark.parametrize(
+    ("admission", "words"),
+    [
+        ({"max_inflight": 1}, ("max_inflight 1", "waited there although a pod was Ready")),
+        ({"tiers": {"ONLINE": {"max_inflight": 1}}}, ("tiers.ONLINE.max_inflight 1",)),
+        ({"rate": 1}, ("were refused: rate_limit",)),
+        ({"max_inflight": 1, "max_queue": 0}, ("were refused: queue_full",)),
+    ],
+)
+def test_the_verdict_names_the_gateway(admission, words):
+    traffic = LIMITED | {"tier": "ONLINE"}
+    result = run(document(traffic=[traffic], cluster={"admission": admission}, run={"until": 12}))
+    verdict = said(result)
+    assert all(word in verdict for word in words)
+    assert "Nothing" not in verdict
+    assert "hardly" not in verdict
+
+
+@pytest.mark.parametrize("kind", ["gpu_loss", "partition", "crash"])
+def test_the_verdict_names_the_fault(kind):
+    result = run(broken({"kind": kind, "at": 3}, traffic=LIMITED, run_keys={"until": 12}))
+    verdict = said(result)
+    assert f"{kind} at 3 s (pods 0, 1)" in verdict
+    assert "Nothing" not in verdict
+    assert "hardly" not in verdict
+
+
+def test_the_verdict_without_a_cause_outside_is_that_of_the_engines():
+    free = run(document(traffic=[LIMITED], cluster={"admission": {"max_inflight": 1000}}))
+    plain = run(document(traffic=[LIMITED]))
+    assert said(free) == said(plain)
+
+
+def test_the_queue_at_the_gateway_is_that_of_its_requests():
+    """The integral of the queue is the sum of all waits (Little's law, to the picosecond)."""
+    result = run(document(traffic=[LIMITED], cluster={"admission": {"max_inflight": 1}}))
+    served = [r for r in result.records if r.first_scheduled_ps is not None]
+    assert len(served) == len(result.records)
+    free = run(document(traffic=[LIMITED], cluster={"admission": {"max_inflight": 1000}}))
+    assert free.gateway_waits.request_ps == free.gateway_waits.most == 0
+    waits = result.gateway_waits
+    assert waits.unfinished == waits.without_pod_ps == 0
+    finishes = sorted(r.finish_ps for r in served)
+    starts = sorted(r.arrival_ps for r in served)
+    # With one in flight, each is sent on when the one before it has ended.
+    expected = sum(
+        max(0, end - start) for start, end in zip(starts[1:], finishes[:-1], strict=True)
+    )
+    assert waits.request_ps == expected > PS
+
+
+# --- who wants replicas -------------------------------------------------------------------
+
+
+def fails_later(history, season, steps):
+    if len(history) > 3:
+        raise RuntimeError("no model")
+    return [12.0] * steps
+
+
+def two(history, season, steps):
+    return [2.0] * steps
+
+
+def alone(forecaster, **keys):
+    prediction = {
+        "forecaster": forecaster, "per_replica": 4, "interval": 5, "horizon": 5, "season": 600,
+        "drives": "alone", "max_replicas": 4, **keys,
+    }  # fmt: skip
+    cluster = QUICK | {"replicas": 2, "prediction": prediction}
+    return document(traffic=[rates((0, 6), duration=60)], cluster=cluster)
+
+
+@pytest.mark.parametrize("forecaster", ["seasonal_naive", f"{__name__}.fails_later"])
+def test_no_forecast_takes_no_replica_away(forecaster):
+    result = run(alone(forecaster))
+    looks = result.fleet.log.looks
+    known = [look for look in looks if "no forecast" not in look.reason]
+    kept = max([2, *(look.desired for look in known)])
+    unknown = [look for look in looks if "no forecast" in look.reason]
+    assert unknown
+    assert {look.desired for look in unknown} == {kept}
+    assert "it cannot tell yet" in unknown[-1].reason or "no model" in unknown[-1].reason
+    assert not any(r.outcome == "aborted" for r in result.records)
+
+
+def test_reasons_name_the_schedule_and_the_forecast():
+    always = [{"start": "0 0 * * *", "end": "59 23 * * *", "min_replicas": 6}]
+    scaled = {"hpa": hpa(most=3), "controller": {"sync_period": 5}}
+    base = document(traffic=[rates((0, 1), duration=20)], cluster=QUICK | scaled)
+    timed = {"schedules": always, "start": "Mon 10:00"}
+    by_time = {**base, "cluster": {**base["cluster"], **timed}}
+    result = run(by_time)
+    reason = result.fleet.log.looks[0].reason
+    assert reason.endswith("; the schedule wants 6 at least, of which the maximum leaves 3")
+    warnings = summarize(result)["warnings"]
+    assert any("min_replicas 6" in text and "maximum of 3" in text for text in warnings)
+    foreseen = {
+        "forecaster": f"{__name__}.two",
+        "per_replica": 1,
+        "interval": 5,
+        "horizon": 5,
+        "season": 5,
+    }
+    by_rate = {**base, "cluster": {**base["cluster"], "prediction": foreseen}}
+    assert (
+        run(by_rate)
+        .fleet.log.looks[0]
+        .reason.endswith("below spec.minReplicas; the forecast of 2/s wants 2 at least")
+    )
