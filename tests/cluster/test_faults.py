@@ -222,7 +222,10 @@ def test_nothing_vanishes_whatever_breaks(
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ({"kind": "crash", "until": 5}, "until: only gpu_loss, slow, partition, node_drain has it"),
+        (
+            {"kind": "crash", "until": 5},
+            "until: only gpu_loss, slow, partition, stale, node_drain has it",
+        ),
         ({"kind": "slow"}, "factor: is missing; slow needs it"),
         ({"kind": "gpu_loss"}, "requests on a lost GPU never end"),
         ({"kind": "node_drain", "node": 0}, "there are no nodes to drain"),

@@ -1,12 +1,15 @@
 """What is said of a run whose gateway or whose pods bound it."""
 
+import sys
+
 import pytest
 
 from tests.cluster.test_faults import QUICK, broken
 from tests.cluster.test_fleet import hpa, rates
 from tests.runs import document, run
 from twin.clock import PS
-from twin.report.json_summary import summarize
+from twin.cluster.forecast import ahead
+from twin.report.json_summary import summarize, to_json
 
 LIMITED = rates((0, 6), duration=10)
 
@@ -125,3 +128,23 @@ def test_reasons_name_the_schedule_and_the_forecast():
         .fleet.log.looks[0]
         .reason.endswith("below spec.minReplicas; the forecast of 2/s wants 2 at least")
     )
+
+
+def endless(history, season, steps):
+    return [1e308] * steps
+
+
+def quits(history, season, steps):
+    sys.exit(5)
+
+
+@pytest.mark.parametrize(
+    ("forecaster", "words"),
+    [(endless, "1e+308, which is no rate"), (quits, "SystemExit: 5")],
+)
+def test_a_forecaster_that_cannot_be_right_has_failed(forecaster, words):
+    assert words in ahead(forecaster, [1.0], 1, 2)
+    result = run(alone(f"{__name__}.{forecaster.__name__}"))
+    forecast = summarize(result)["fleet"]["forecast"]
+    assert words in forecast["error"]
+    to_json(summarize(result))

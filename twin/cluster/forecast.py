@@ -17,6 +17,9 @@ Forecaster = Callable[[Sequence[float], int, int], Sequence[float]]
 NEAR_PEAK = 0.8
 """Share of a season's highest rate from which before_peak calls an interval part of the peak."""
 
+LARGEST_RATE = 1e9
+"""Requests a second that a forecaster may expect at most, as `per_replica` at most is."""
+
 SEASONS_FITTED = 3
 """Seasons that Holt-Winters looks back on."""
 
@@ -115,10 +118,13 @@ def ahead(
     """
     try:
         found = [float(rate) for rate in forecaster(tuple(history), season, steps)]
-    except Exception as error:  # whatever a user's function may do
+    except (Exception, SystemExit) as error:  # whatever a user's function may do
         return f"{type(error).__name__}: {error}"
     if not found:
         return None
-    if len(found) != steps or not all(0 <= rate < float("inf") for rate in found):
-        return f"it answered {len(found)} rates, of which some are no rates, where {steps} were asked for"
+    if len(found) != steps:
+        return f"it answered {len(found)} rates where {steps} were asked for"
+    wrong = [rate for rate in found if not 0 <= rate <= LARGEST_RATE]
+    if wrong:
+        return f"it answered {wrong[0]:g}, which is no rate from 0 to {LARGEST_RATE:g} requests/s"
     return max(found)
