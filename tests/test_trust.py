@@ -2,10 +2,13 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.runs import document, stream
+from twin.cli_ready import app
 from twin.errors import InputError
 from twin.report.texts import trust as said
 from twin.scenario import load_scenario, validated_regimes
@@ -21,6 +24,7 @@ from twin.step_time.trust import (
     parse_regimes,
     regimes_data,
 )
+from twin.whatif import ready
 
 HERE = Subject(
     "a/8B", 8_000, "H100", 1, "bfloat16", "bfloat16", 8192, "vllm-fcfs", "op tables", "light"
@@ -159,3 +163,25 @@ def test_step_times_of_something_else_are_not_validated(tmp_path):
             trust = simulate(load_scenario(document(hardware=hardware))).trust()
             assert (trust.validated, trust.calibration, trust.foreign) == (False, {}, (expected,))
             assert told(trust) == f"not validated: the step times are of {expected}"
+
+
+def test_ready_questions_tell_errors_of_what_they_show():
+    trusted = nearest(HERE, [regime(HERE, runs=29)])
+    result = SimpleNamespace(trust=lambda: trusted)
+    assert ready._trust(result, "ttft") == "TTFT 20% in 29 runs"
+    assert ready._trust(result, "ttft", "tpot", "e2e") == "TTFT 20%, TPOT 3% in 29 runs"
+    assert ready._trust(result, "e2e") == "not validated"
+    trusted = nearest(but(params=64_000), [regime(HERE)])
+    assert ready._trust(result, "ttft") == "not validated"
+
+
+def test_one_type_by_roofline_is_one_row():
+    setup = ready.Setup("meta-llama/Llama-3.1-8B", "H100", 1, 100, 4, 2)
+    (row,) = ready.quantisation(setup, ["int8", "int8"])
+    assert (row.name, row.note) == ("int8", "weight-only, roofline")
+
+
+def test_a_loss_of_nothing_is_refused():
+    done = CliRunner().invoke(app, ["quantisation", "--quality", "int8"])
+    assert done.exit_code == 2
+    assert "--quality int8: write int8=LOSS" in done.output

@@ -20,6 +20,8 @@ Tp = Annotated[int, typer.Option(help="GPUs of a replica.")]
 Prompt = Annotated[int, typer.Option(min=1, help="Tokens of every prompt.")]
 Output = Annotated[int, typer.Option(min=1, help="Tokens of every reply.")]
 Users = Annotated[int, typer.Option(min=1, help="Users of a closed loop, each with one request.")]
+ERRORS = "Median errors of similar measured runs: "
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -54,7 +56,9 @@ def quantisation(
 
         names = dtype or ["bfloat16", "fp8", "fp8+kv", "int8", "int4"]
         losses = dict(text.partition("=")[::2] for text in quality or ())
-        for name in losses:
+        for name, loss in losses.items():
+            if not loss:
+                raise InputError(f"--quality {name}: write {name}=LOSS, as in int8='0.3 points'")
             if name not in names:
                 raise InputError(f"--quality {name}: is none of the types {', '.join(names)}")
         rows = ask(Setup(model, gpu, tp, prompt, output, users), names)
@@ -106,7 +110,9 @@ def prefix(
         if as_json:
             write(json.dumps(rows, indent=2) + "\n")
             return
-        made = table("Later turns", "GPUs", "TTFT without", "with", "hits", "KV saved", "error")
+        made = table(
+            "Later turns", "GPUs", "TTFT without", "with", "hits", "KV saved", "error of TTFT"
+        )
         for row in rows:
             if "impossible" in row:
                 made.add_row(_short(row["model"]), row["gpu"], "-", "-", "-", "-", "does not fit")
@@ -114,11 +120,11 @@ def prefix(
             made.add_row(
                 _short(row["model"]), row["gpu"], duration(row["without_s"]),
                 duration(row["with_s"]), f"{row['hit_tokens']:,}",
-                f"{row['saved_bytes'] / 1e9:.2f} GB", row["validated"],
+                f"{row['saved_bytes'] / 1e9:.2f} GB", row["validated"].removeprefix("TTFT "),
             )  # fmt: skip
         text = (
             f"{turns} turns of {prompt:,} tokens that begin with the same {shared:,}, one after another on an idle "
-            "server. Hits are whole blocks, over all turns."
+            "server. Hits are whole blocks, over all turns. The error is the median of similar measured runs."
         )
         write(to_text([made, paragraph(text)], wants_color()))
 
@@ -135,7 +141,7 @@ def split(
 ) -> None:
     """The same GPUs as one tensor-parallel replica, as many replicas, and between, under the same traffic."""
     with errors():
-        from twin.report.tables import table, to_text
+        from twin.report.tables import paragraph, table, to_text
         from twin.report.texts import duration
         from twin.whatif.ready import Setup, split_or_copy
 
@@ -143,17 +149,19 @@ def split(
         if as_json:
             write(json.dumps(rows, indent=2) + "\n")
             return
-        made = table("Replicas", "TTFT p50", "p99", "TPOT", "E2E", "KV tokens", "error")
+        made = table("Replicas", "TTFT p50", "p99", "TPOT", "E2E", "KV tokens")
+        notes = []
         for row in rows:
             if "impossible" in row:
-                made.add_row(row["split"], "-", "-", "-", "-", "-", "does not fit")
+                made.add_row(row["split"], "-", "-", "-", "-", "-")
+                notes.append(f"{row['split']}: does not fit")
                 continue
+            notes.append(f"{row['split']}: {row['validated']}")
             made.add_row(
                 row["split"], duration(row["ttft_p50_s"]), duration(row["ttft_p99_s"]),
                 duration(row["tpot_mean_s"]), duration(row["e2e_mean_s"]), f"{row['kv_tokens']:,}",
-                row["validated"],
             )  # fmt: skip
-        write(to_text([made], wants_color()))
+        write(to_text([made, paragraph(f"{ERRORS}{'; '.join(notes)}.")], wants_color()))
 
 
 def _short(model: str) -> str:
@@ -181,7 +189,7 @@ def _tell(rows: Sequence[Any], text: str, as_json: bool, losses: Mapping[str, st
         if row.name in losses:
             said.append(f"quality loss {losses[row.name]}")
         notes.append(f"{row.name}: {', '.join(said)}")
-    parts: list[Any] = [made, paragraph("; ".join(notes) + ".")]
+    parts: list[Any] = [made, paragraph(f"{ERRORS}{'; '.join(notes)}.")]
     if text:
         parts.append(paragraph(text))
     write(to_text(parts, wants_color()))
