@@ -202,7 +202,7 @@ class _Run:
         self._gateway = self._make_gateway()
         cluster = scenario.cluster
         self._clients = Clients(
-            cluster.clients, cluster.admission, self._gateway, self._timer, self._keep
+            cluster.clients, cluster.admission, self._gateway, self._timer, self._left
         )
         self._replicas: list[Replica] = []
         self._fleet = self._make_fleet()
@@ -355,12 +355,41 @@ class _Run:
     # --- requests out ---------------------------------------------------------------------
 
     def _on_record(self, attempt: RequestRecord) -> None:
+        if self._listener is not None:
+            self._tell_end(attempt, self._listener)
         self._gateway.ended(attempt)
         if self._fleet is not None:
             self._fleet.ended(attempt)
         record = self._clients.ended(attempt)
         if record is not None:
             self._keep(record)
+
+    def _left(self, record: RequestRecord) -> None:
+        """A client has left between two attempts."""
+        if self._listener is not None:
+            self._tell_end(record, self._listener)
+        self._keep(record)
+
+    def _tell_end(self, record: RequestRecord, listener: Listener) -> None:
+        """An event for a request that the gateway or a pod ended; a time-out in an engine is told there."""
+        at_ps, reason = record.finish_ps, record.reason
+        details: dict[str, Any] = {"reason": reason}
+        match record.outcome:
+            case "refused" if (
+                reason != "too_long"
+            ):  # that one was told with its place in the traffic
+                kind = "refusal"
+                details["prompt_tokens"] = record.prompt_tokens
+            case "timed_out" if record.replica is None:
+                kind = "timeout"
+                details["left_s"] = None if at_ps is None else to_seconds(at_ps)
+            case "aborted":
+                kind = "abort"
+                details["output_tokens"] = record.output_tokens
+            case _:
+                return
+        now_ps = self._now_ps if at_ps is None else at_ps
+        listener(Happening(now_ps, kind, record.replica, record.index, record.tier, details))
 
     def _keep(self, record: RequestRecord) -> None:
         """A request has ended for good."""

@@ -1,6 +1,7 @@
 """What is said of a run whose gateway or whose pods bound it."""
 
 import sys
+from collections import Counter
 
 import pytest
 
@@ -148,3 +149,27 @@ def test_a_forecaster_that_cannot_be_right_has_failed(forecaster, words):
     forecast = summarize(result)["fleet"]["forecast"]
     assert words in forecast["error"]
     to_json(summarize(result))
+
+
+# --- what happened to single requests -----------------------------------------------------
+
+
+@pytest.mark.parametrize("attempts", [1, 3])
+def test_there_is_an_event_for_each_attempt_that_failed(attempts):
+    keys = {"admission": {"max_inflight": 3, "max_queue": 2}}
+    if attempts > 1:
+        keys["retries"] = {"attempts": attempts, "backoff": 0.5}
+    traffic = rates((0, 8), duration=20) | {"timeouts": {"ttft": 0.4}}
+    fault = {"kind": "crash", "at": 5}
+    result = run(broken(fault, traffic=traffic, run_keys={"until": 40}, **keys), observe=True)
+    told = Counter((e.kind, e.details["reason"]) for e in result.log)
+    ends = Counter((r.outcome, r.reason) for r in result.records)
+    words = {"refused": "refusal", "aborted": "abort", "timed_out": "timeout"}
+    last = Counter({(words[o], why): n for (o, why), n in ends.items() if o in words})
+    assert {("refusal", "queue_full"), ("abort", "pod_crash"), ("timeout", "timeout:ttft")} <= set(
+        told
+    )
+    further = sum(r.attempts - 1 for r in result.records)
+    assert sum(told.values()) == sum(last.values()) + further
+    assert attempts > 1 or told == last
+    assert {e.request for e in result.log} <= {r.index for r in result.records}

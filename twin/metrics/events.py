@@ -6,7 +6,7 @@ from typing import Any
 
 from twin.clock import to_seconds
 
-KINDS = ("refusal", "timeout", "preemption", "promotion", "resumption")
+KINDS = ("refusal", "timeout", "abort", "preemption", "promotion", "resumption")
 """Kinds of events, in the order of one instant; docs/metrics.md says what each tells."""
 
 
