@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from twin.errors import InputError
+from twin.scenario import read_model
 from twin.step_time.catalogue import (
     GPUS,
     MODELS,
@@ -13,6 +14,7 @@ from twin.step_time.catalogue import (
     find_model,
     parse_model,
 )
+from twin.step_time.memory import weight_bytes
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -148,6 +150,11 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_all(find, value, parts
         ),
         ({"hidden_size": 4097}, ["head_dim"]),
         ({"layer_types": 5}, ["layer_types", "5"]),
+        ({"layer_types": ["full_attention"] * 3}, ["layer_types names 3 layers", "is 32"]),
+        ({"first_k_dense_replace": 3}, ["first_k_dense_replace", "with and without experts"]),
+        ({"num_nextn_predict_layers": 1}, ["num_nextn_predict_layers", "several tokens"]),
+        ({"position_embedding_type": "alibi"}, ["position_embedding_type is 'alibi'"]),
+        ({"alibi": True}, ["alibi"]),
     ],
 )
 def test_what_is_not_modelled_or_wrong_is_refused_by_name(changes, parts):
@@ -155,6 +162,68 @@ def test_what_is_not_modelled_or_wrong_is_refused_by_name(changes, parts):
         parse_model(LLAMA | changes, "folder")
     assert str(error.value).startswith("model: folder/config.json: ")
     assert all(part in str(error.value) for part in parts)
+
+
+MIXTRAL = LLAMA | {
+    "architectures": ["MixtralForCausalLM"],
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
+QWEN_MOE = QWEN3 | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 768,
+    "decoder_sparse_step": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "part"),
+    [
+        (
+            MIXTRAL | {"num_experts_per_tok": 99},
+            r"num_experts_per_tok \(99\) must be at most num_local_experts \(8\)",
+        ),
+        (
+            QWEN_MOE | {"num_experts_per_tok": 9},
+            r"num_experts_per_tok \(9\) must be at most num_experts \(8\)",
+        ),
+        (QWEN_MOE | {"decoder_sparse_step": 2}, "decoder_sparse_step is 2"),
+    ],
+)
+def test_mixtures_that_cannot_be_or_are_not_modelled(config, part):
+    assert parse_model(MIXTRAL, "f").experts == parse_model(QWEN_MOE, "f").experts == 8
+    with pytest.raises(InputError, match=part):
+        parse_model(config, "f")
+
+
+def test_quantised_checkpoints_are_told_what_to_do():
+    with pytest.raises(
+        InputError, match=r"not modelled\. Give the folder of the unquantised model"
+    ):
+        parse_model(LLAMA | {"quantization_config": {"quant_method": "fp8"}}, "f")
+
+
+def test_the_vocabulary_is_padded_as_vllm_pads_it():
+    odd = parse_model(LLAMA | {"vocab_size": 32001}, "f")
+    assert odd.padded_vocab == 32064
+    check_tensor_parallel(odd, 2)
+    more = weight_bytes(odd, 2, "bfloat16")
+    assert more == weight_bytes(dataclasses.replace(odd, vocab=32064), 2, "bfloat16")
+    with pytest.raises(InputError, match="32064 vocabulary rows"):
+        check_tensor_parallel(dataclasses.replace(odd, heads=33, kv_heads=11, intermediate=33), 11)
+
+
+def test_another_gpu_is_no_spelling_of_one_that_is_known():
+    with pytest.raises(InputError) as error:
+        find_gpu("V100")
+    assert "did you mean" not in str(error.value)
+
+
+def test_a_folder_that_is_not_there_is_said():
+    with pytest.raises(InputError, match=r"model: there is no folder .*nope"):
+        read_model("./nope")
 
 
 def test_windows_that_are_off_are_fine():

@@ -382,6 +382,11 @@ def _check_can_run(
 
 def _model(name: str, origin: Origin) -> ModelSpec:
     folder = origin.resolve(name, "model")
+    if name.startswith((".", "/", "~")) and not folder.is_dir():
+        origin.fail(
+            ("model",),
+            f"there is no folder {folder}; give one with a config.json, or a name of the catalogue",
+        )
     if name in MODELS or not folder.is_dir():
         with origin.placed("model"):
             return find_model(name)

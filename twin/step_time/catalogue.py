@@ -10,6 +10,9 @@ from typing import Any
 
 from twin.errors import InputError
 
+VOCAB_MULTIPLE = 64
+"""vLLM pads the vocabulary to a multiple of this (0.32, VocabParallelEmbedding)."""
+
 
 @dataclass(frozen=True)
 class ModelSpec:
@@ -69,6 +72,11 @@ class ModelSpec:
     def embedding_params(self) -> int:
         """Parameters of the embedding and, unless tied, of the output layer."""
         return self.vocab * self.hidden * (1 if self.tie_embeddings else 2)
+
+    @property
+    def padded_vocab(self) -> int:
+        """Rows of the embedding as vLLM stores it: a multiple of VOCAB_MULTIPLE."""
+        return -(-self.vocab // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
     @property
     def params(self) -> int:
@@ -183,7 +191,9 @@ def _unknown(field: str, value: str, known: Iterable[str], fix: str) -> InputErr
         name.rsplit("/", 1)[-1].lower(): name for name in names
     }
     near = difflib.get_close_matches(str(value).lower(), by_lower, n=1)
-    hint = f" (did you mean {by_lower[near[0]]!r}?)" if near else ""
+    # V100 and H100 are a letter apart, and two products.
+    alike = near and (field != "hardware.gpu" or near[0][0] == str(value)[:1].lower())
+    hint = f" (did you mean {by_lower[near[0]]!r}?)" if alike else ""
     return InputError(f"{field}: unknown value {value!r}{hint}. Known: {', '.join(names)}. {fix}")
 
 
@@ -199,7 +209,7 @@ def check_tensor_parallel(model: ModelSpec, tensor_parallel_size: int) -> None:
     for what, count in (
         ("attention heads", model.heads),
         ("MLP columns", model.intermediate),
-        ("vocabulary rows", model.vocab),
+        (f"vocabulary rows (padded to a multiple of {VOCAB_MULTIPLE})", model.padded_vocab),
     ):
         if count % tp:
             raise InputError(
@@ -225,6 +235,9 @@ _ARCHITECTURES = (
 
 _NOT_MODELLED = {
     "kv_lora_rank": "multi-head latent attention",
+    "first_k_dense_replace": "layers with and without experts",
+    "num_nextn_predict_layers": "layers that predict several tokens",
+    "alibi": "attention biases by distance",
     "n_routed_experts": "shared and routed experts",
     "shared_expert_intermediate_size": "shared and routed experts",
     "mlp_only_layers": "layers with and without experts",
@@ -240,7 +253,7 @@ _NOT_MODELLED = {
     "vision_config": "an encoder beside the language model",
     "audio_config": "an encoder beside the language model",
     "is_encoder_decoder": "an encoder-decoder",
-    "quantization_config": "weights stored quantised (give the unquantised model and set hardware.dtype)",
+    "quantization_config": "weights stored quantised",
 }
 
 
@@ -258,9 +271,17 @@ def parse_model(config: Any, name: str) -> ModelSpec:
         )
     for key, what in _NOT_MODELLED.items():
         if config.get(key):
-            raise InputError(
-                f"{where}: {key} means {what}, which is not modelled. Choose a dense decoder."
+            fix = (
+                "Give the folder of the unquantised model and set hardware.dtype."
+                if key == "quantization_config"
+                else "Choose a decoder whose layers are all alike, with grouped-query attention."
             )
+            raise InputError(f"{where}: {key} means {what}, which is not modelled. {fix}")
+    if (kind := config.get("position_embedding_type")) not in (None, "rope", "rotary"):
+        raise InputError(
+            f"{where}: position_embedding_type is {kind!r}; only rotary embeddings are modelled. Choose a model with "
+            "them."
+        )
     _check_windows(config, where)
     architectures = config.get("architectures")
     if (
@@ -310,9 +331,29 @@ def parse_model(config: Any, name: str) -> ModelSpec:
         raise InputError(
             f"{where}: head_dim is missing and does not follow from hidden_size. Add it."
         )
+    layers = count("num_hidden_layers")
+    kinds = config.get("layer_types")
+    if kinds and len(kinds) != layers:
+        raise InputError(
+            f"{where}: layer_types names {len(kinds)} layers, num_hidden_layers is {layers}. Correct the file."
+        )
+    experts = experts_per_token = 0
+    if architecture in _MIXTURES:
+        key = _MIXTURES[architecture]
+        experts, experts_per_token = count(key), count("num_experts_per_tok")
+        if experts_per_token > experts:
+            raise InputError(
+                f"{where}: num_experts_per_tok ({experts_per_token}) must be at most {key} ({experts}). "
+                "Correct the file."
+            )
+        if (step := count("decoder_sparse_step", 1)) != 1:
+            raise InputError(
+                f"{where}: decoder_sparse_step is {step}, which means layers with and without experts; only 1 is "
+                "modelled. Choose a model with experts in every layer."
+            )
     return ModelSpec(
         name=name,
-        layers=count("num_hidden_layers"),
+        layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
@@ -327,8 +368,8 @@ def parse_model(config: Any, name: str) -> ModelSpec:
         tie_embeddings=flag("tie_word_embeddings", False),
         qk_norm=has_norms,
         qkv_bias=flag("attention_bias", architecture == "Qwen2ForCausalLM"),
-        experts=count(_MIXTURES[architecture]) if architecture in _MIXTURES else 0,
-        experts_per_token=count("num_experts_per_tok") if architecture in _MIXTURES else 0,
+        experts=experts,
+        experts_per_token=experts_per_token,
     )
 
 

@@ -134,13 +134,16 @@ def kv_bytes_per_token(model: ModelSpec, dtype: str, kv_dtype: str) -> int:
 
 
 def weight_bytes(model: ModelSpec, tp: int, dtype: str) -> int:
-    """Bytes of weights on each GPU: matrices and embeddings are split; norms, biases and routers copied."""
+    """Bytes of weights on each GPU: matrices and embeddings (padded) are split; norms, biases and routers
+    copied.
+    """
     bits = _lookup("hardware.dtype", dtype, DTYPE_BITS)
     other = _element_bytes(dtype)
     matrices = model.layers * (model.layer_matrix_params - model.experts * model.hidden)
     if tp > model.kv_heads:  # each GPU keeps a whole key/value head
         matrices += model.layers * 2 * (tp - model.kv_heads) * model.head_dim * model.hidden
-    split = round(matrices * bits / 8) + model.embedding_params * other
+    padding = model.embedding_params // model.vocab * (model.padded_vocab - model.vocab)
+    split = round(matrices * bits / 8) + (model.embedding_params + padding) * other
     routers = model.layers * model.experts * model.hidden
     return -(-split // tp) + (model.vector_params + routers) * other
 

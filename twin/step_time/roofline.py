@@ -158,7 +158,7 @@ class Parts:
 
     def sample_s(self, requests: int) -> float:
         """The output layer, at 16 bit."""
-        params = self.model.vocab * self.model.hidden / self.tensor_parallel_size
+        params = self.model.padded_vocab * self.model.hidden / self.tensor_parallel_size
         read = 2 * params / (self.gpu.bandwidth * self.efficiency.bandwidth)
         return max(read, 2 * requests * params / (self.gpu.bf16_flops * self.efficiency.flops))
 
