@@ -277,7 +277,18 @@ class _Run:
             scenario.run.warmup_ps,
             scenario.run.sample_period_ps,
             self._share_done,
+            self._read_gateway if self._may_wait_outside else None,
         )
+
+    @property
+    def _may_wait_outside(self) -> bool:
+        """Whether a request can wait at the gateway."""
+        cluster = self._scenario.cluster
+        holds = cluster.fleet is not None and cluster.fleet.holds_requests
+        return cluster.admission is not None or holds
+
+    def _read_gateway(self) -> int:
+        return self._gateway.num_held
 
     def _share_done(self, now_ps: int) -> float:
         """How far the run is, as far as one can tell; 0 where one cannot."""

@@ -3,6 +3,7 @@
 import sys
 from collections import Counter
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests.cluster.test_faults import QUICK, broken
@@ -10,7 +11,10 @@ from tests.cluster.test_fleet import hpa, rates
 from tests.runs import document, run
 from twin.clock import PS
 from twin.cluster.forecast import ahead
+from twin.report.html import render_html
 from twin.report.json_summary import summarize, to_json
+from twin.report.parquet import write_series
+from twin.report.tables import render
 
 LIMITED = rates((0, 6), duration=10)
 
@@ -173,3 +177,39 @@ def test_there_is_an_event_for_each_attempt_that_failed(attempts):
     assert sum(told.values()) == sum(last.values()) + further
     assert attempts > 1 or told == last
     assert {e.request for e in result.log} <= {r.index for r in result.records}
+
+
+# --- the queue at the gateway -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        {"max_inflight": 2},
+        {"max_inflight_per_replica": 2},
+        {"max_inflight_tokens": 400},
+        {"tiers": {"ONLINE": {"max_inflight": 2}}},
+    ],
+)
+def test_the_queue_at_the_gateway_is_seen(limit, tmp_path):
+    traffic = LIMITED | {"tier": "ONLINE"}
+    source = document(traffic=[traffic], cluster={"admission": limit}, run={"until": 8})
+    result = run(source, observe=True)
+    summary = summarize(result)
+    queue = summary["gateway"]["queue"]
+    assert len(queue["limits"]) == 1
+    outside = [r for r in result.records if r.outcome == "unfinished" and r.replica is None]
+    assert queue["unfinished"] == len(outside) > 1
+    assert result.series.gateway[-1] == len(outside)
+    assert max(result.series.gateway) <= queue["most"]
+    write_series(tmp_path / "series.parquet", result.series)
+    assert "gateway_waiting" in pq.read_schema(tmp_path / "series.parquet").names
+    assert "Requests waiting at the gateway" in render_html(result, summary)
+    assert "still at the gateway at the end" in render(summary)
+
+
+def test_without_a_gateway_that_keeps_requests_nothing_is_said_of_it():
+    result = run(document(traffic=[LIMITED]), observe=True)
+    assert result.series.gateway is None
+    assert summarize(result)["gateway"] is None
+    assert "gateway_waiting" not in next(iter(result.series.rows()))

@@ -38,6 +38,8 @@ class TimeSeries:
     good: Sequence[Mapping[tuple[int, str], int]]
     """By instant: (replica, tier) -> good requests up to then."""
     tiers: tuple[str, ...]
+    gateway: Sequence[int] | None = None
+    """By instant: requests that wait at the gateway; None where none can."""
 
     def padded(self, missing: Gauges) -> "TimeSeries":
         """The same with as many engines at each instant: those that came later are `missing` before."""
@@ -57,6 +59,8 @@ class TimeSeries:
         self, i: int, at_ps: int, since_ps: int, replica: int, now: Gauges, before: Gauges | None
     ) -> dict[str, Any]:
         row: dict[str, Any] = {"time_s": to_seconds(at_ps), "replica": replica}
+        if self.gateway is not None:
+            row["gateway_waiting"] = self.gateway[i]
         for tier in self.tiers:
             waiting = now.waiting.get(tier, 0)
             # A policy whose one tier takes every request holds them as one.
@@ -129,8 +133,10 @@ class Sampler:
         warmup_ps: int,
         period_ps: int | None,
         share_done: Callable[[int], float] = lambda now_ps: 0.0,
+        read_gateway: Callable[[], int] | None = None,
     ) -> None:
         self._read = read
+        self._read_gateway = read_gateway
         self._tiers = tuple(tiers)
         self._limits = {tier: limits_of(named) for tier, named in objectives.items()}
         self._warmup_ps = warmup_ps
@@ -142,6 +148,7 @@ class Sampler:
         self._times_ps: list[int] = []
         self._gauges: list[tuple[Gauges, ...]] = []
         self._good: list[dict[tuple[int, str], int]] = []
+        self._gateway: list[int] = []
         self._good_now: dict[tuple[int, str], int] = {}
         self.next_ps = 0
         """The instant of the next sample."""
@@ -165,6 +172,8 @@ class Sampler:
         self._times_ps.append(at_ps)
         self._gauges.append(self._read(at_ps))
         self._good.append(dict(self._good_now))
+        if self._read_gateway is not None:
+            self._gateway.append(self._read_gateway())
 
     def _keep_few(self, most: int) -> None:
         instants = len(self._times_ps)
@@ -183,6 +192,7 @@ class Sampler:
         self._times_ps = self._times_ps[::step]
         self._gauges = self._gauges[::step]
         self._good = self._good[::step]
+        self._gateway = self._gateway[::step]
         self.next_ps = self._times_ps[-1] + self._period_ps
 
     def finish(self, end_ps: int) -> TimeSeries:
@@ -190,10 +200,13 @@ class Sampler:
         self.catch_up(end_ps)
         # A timer that found nothing to do may have come after the last request had left.
         kept = bisect_left(self._times_ps, end_ps)
-        for values in (self._times_ps, self._gauges, self._good):
+        for values in (self._times_ps, self._gauges, self._good, self._gateway):
             del values[kept:]
         self._take(end_ps)
-        return TimeSeries(self._period_ps, self._times_ps, self._gauges, self._good, self._seen())
+        gateway = None if self._read_gateway is None else self._gateway
+        return TimeSeries(
+            self._period_ps, self._times_ps, self._gauges, self._good, self._seen(), gateway
+        )
 
     def _seen(self) -> tuple[str, ...]:
         """The tiers, those included that only rows of a trace have."""

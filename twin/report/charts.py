@@ -129,6 +129,10 @@ def timelines(
         "goodput": _figure("Good requests per second", goodput, SECONDS, "requests/s"),
         "preempted": _figure("Preemptions per second", preemptions, SECONDS, "1/s"),
     }
+    if series.gateway is not None:
+        waiting = [_area(times, [float(n) for n in series.gateway], "at the gateway", "--limit")]
+        outside = _figure("Requests waiting at the gateway", waiting, SECONDS, "requests")
+        figures = {"gateway": outside} | figures
     figures["kv"]["layout"]["yaxis"]["range"] = [0, 100]
     for figure in figures.values():
         figure["layout"]["xaxis"]["range"] = [0, times[-1]]

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 
 from twin.clock import to_seconds
-from twin.cluster.admission import AdmissionSpec
 from twin.cluster.faults import ClusterFault
 from twin.metrics.tally import Tally
-from twin.report.stress import MEANINGS
+from twin.report.stress import MEANINGS, limits_of
 from twin.report.texts import count, limit, plural, share
 from twin.report.verdict import WORTH_TELLING
 from twin.simulation import Result
@@ -26,7 +25,7 @@ def outside(result: Result, tally: Tally, missed: bool) -> str | None:
     told = []
     waits, spent_ps = result.gateway_waits, result.simulated_ps
     offered = tally.requests
-    limits = _limits(result.scenario.cluster.admission)
+    limits = limits_of(result.scenario.cluster.admission)
     if limits and spent_ps and waits.limited_ps >= WORTH_TELLING * spent_ps:
         told.append(
             f"The gateway's limits ({', '.join(limits)}) bound the run: in {share(waits.limited_ps / spent_ps)} of "
@@ -74,18 +73,6 @@ def _losses(lost: dict[tuple[str, str], int], number: int, offered: int) -> str:
 
 def _of(number: int, offered: int) -> str:
     return f"{count(number)} of {plural(offered, 'request')}"
-
-
-def _limits(admission: AdmissionSpec | None) -> list[str]:
-    """The limits that make requests wait, with their keys."""
-    if admission is None:
-        return []
-    found = {
-        "max_inflight": admission.limits.max_inflight,
-        "max_inflight_per_replica": admission.per_replica,
-        "max_inflight_tokens": admission.max_tokens,
-    } | {f"tiers.{t}.max_inflight": own.max_inflight for t, own in admission.tiers.items()}
-    return [f"{key} {count(value)}" for key, value in found.items() if value is not None]
 
 
 def _struck(result: Result) -> list[str]:

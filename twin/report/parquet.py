@@ -12,7 +12,7 @@ from twin.metrics.records import RequestRecord
 from twin.metrics.timeseries import COUNTERS, TimeSeries
 from twin.report.records_file import COLUMNS, TIMES
 
-COUNTS = ("replica", "held", "ready", "running", *COUNTERS)
+COUNTS = ("replica", "gateway_waiting", "held", "ready", "running", *COUNTERS)
 """Columns of the time series that are whole numbers, without the tier behind their names."""
 
 TEXT = ("tier", "tenant", "session", "outcome", "reason")

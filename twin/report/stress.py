@@ -10,6 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from twin.clock import to_seconds
+from twin.cluster.admission import AdmissionSpec
 from twin.cluster.fleet_log import FleetHistory
 from twin.cluster.prediction import PredictionSpec, realised
 from twin.metrics.tally import Tally
@@ -57,10 +58,13 @@ def gateway_of(result: Result, tally: Tally) -> dict[str, Any] | None:
     fleet = result.scenario.cluster.fleet
     faults = () if fleet is None else fleet.faults
     further = attempts - tally.requests
-    if not (any(ended.values()) or further or faults or result.ejections or result.sent_stale):
+    queue = _queue(result)
+    others = faults or result.ejections or result.sent_stale
+    if not (any(ended.values()) or further or others or queue):
         return None
     return {
         **ended,
+        **({} if queue is None else {"queue": queue}),
         "further_attempts": further,
         "attempts_each": attempts / tally.requests if tally.requests else None,
         "faults": [
@@ -79,6 +83,34 @@ def gateway_of(result: Result, tally: Tally) -> dict[str, Any] | None:
         "ejections_left_out": max(0, len(result.ejections) - EJECTIONS_KEPT),
         "sent_stale": result.sent_stale,
     }
+
+
+def _queue(result: Result) -> dict[str, Any] | None:
+    """Who waited at the gateway, and for what; None where nobody could, or nobody did and no limit was set."""
+    admission, waits = result.scenario.cluster.admission, result.gateway_waits
+    if admission is None and not waits.request_ps:
+        return None
+    spent_ps = result.simulated_ps
+    return {
+        "limits": limits_of(admission),
+        "limited_share": waits.limited_ps / spent_ps if spent_ps else None,
+        "without_pod_share": waits.without_pod_ps / spent_ps if spent_ps else None,
+        "mean": waits.request_ps / spent_ps if spent_ps else None,
+        "most": waits.most,
+        "unfinished": waits.unfinished,
+    }
+
+
+def limits_of(admission: AdmissionSpec | None) -> list[str]:
+    """The limits that make requests wait, with their keys."""
+    if admission is None:
+        return []
+    found = {
+        "max_inflight": admission.limits.max_inflight,
+        "max_inflight_per_replica": admission.per_replica,
+        "max_inflight_tokens": admission.max_tokens,
+    } | {f"tiers.{t}.max_inflight": own.max_inflight for t, own in admission.tiers.items()}
+    return [f"{key} {count(value)}" for key, value in found.items() if value is not None]
 
 
 def warm_pool_of(fleet: FleetHistory) -> dict[str, Any] | None:
@@ -208,6 +240,17 @@ def _rows(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     for outcome in ("refused", "aborted"):
         for reason, number in found[outcome].items():
             yield count(number), outcome, f"{reason}: {MEANINGS.get(reason, reason)}"
+    queue = found.get("queue")
+    if queue is not None and queue["most"]:
+        limits = ", ".join(queue["limits"]) or "no pod Ready"
+        shared = (queue["limited_share"] or 0) + (queue["without_pod_share"] or 0)
+        yield (
+            count(queue["most"]),
+            "at the gateway",
+            f"at most at once, {queue['mean']:.3g} on average, somebody in {share(shared)} of the time ({limits})",
+        )
+        if queue["unfinished"]:
+            yield count(queue["unfinished"]), "unfinished", "still at the gateway at the end"
     if found["further_attempts"]:
         each = found["attempts_each"]
         yield count(found["further_attempts"]), "further attempts", f"{each:.3g} attempts a request"
