@@ -239,6 +239,18 @@ def _fault(
     place = ("cluster", "faults", index)
     if fault.kind == "node_drain" and cluster.nodes is None:
         origin.fail((*place, "node"), "there are no nodes to drain; write cluster.nodes")
+    if fault.node is not None and cluster.nodes is not None:
+        nodes = cluster.nodes
+        most = nodes.initial if nodes.max is None else nodes.max
+        # Nodes that have gone are replaced by ones with numbers of their own.
+        grows = nodes.remove_after is not None or any(
+            f.kind == "spot_reclaim" for f in cluster.faults
+        )
+        if fault.node >= most and not grows:
+            origin.fail(
+                (*place, "node"),
+                f"there are never more than {most} nodes, numbered from 0, got {fault.node}",
+            )
     if fault.kind == "gpu_loss" and fault.until is None and not is_cut:
         origin.fail(
             (*place, "until"),

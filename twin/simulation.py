@@ -107,6 +107,8 @@ class Result:
     """Attempts that were sent on while the state of all replicas was stale."""
     gateway_waits: GatewayWaits = field(default_factory=GatewayWaits)
     """The queue at the gateway."""
+    followed: tuple[tuple[str, str, int], ...] = ()
+    """(outcome, reason, attempts) of attempts that were followed by another."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return remade(self)
@@ -556,6 +558,7 @@ class _Run:
             ejections=tuple(self._gateway.ejections),
             sent_stale=self._gateway.sent_stale,
             gateway_waits=gateway_waits,
+            followed=tuple((*why, n) for why, n in sorted(self._clients.followed.items())),
             simulated_ps=simulated_ps,
             inflight_request_ps=inflight_request_ps,
             events=self._events,

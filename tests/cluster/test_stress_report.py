@@ -11,6 +11,7 @@ from tests.cluster.test_fleet import hpa, rates
 from tests.runs import document, run
 from twin.clock import PS
 from twin.cluster.forecast import ahead
+from twin.errors import InputError
 from twin.report.html import render_html
 from twin.report.json_summary import summarize, to_json
 from twin.report.parquet import write_series
@@ -213,3 +214,52 @@ def test_without_a_gateway_that_keeps_requests_nothing_is_said_of_it():
     assert result.series.gateway is None
     assert summarize(result)["gateway"] is None
     assert "gateway_waiting" not in next(iter(result.series.rows()))
+
+
+# --- faults and attempts, told ------------------------------------------------------------
+
+
+def test_faults_are_told_as_they_came():
+    faults = [
+        {"kind": "crash", "at": 1000},
+        {"kind": "crash", "at": 6, "pods": [99]},
+        {"kind": "crash", "at": 5, "pods": [0, 99]},
+        {"kind": "slow", "at": 2, "until": 4, "factor": 1.5},
+    ]
+    result = run(broken(*faults, traffic=LIMITED, run_keys={"until": 20}))
+    summary = summarize(result)
+    told = summary["gateway"]["faults"]
+    assert [(f["kind"], f["at_s"], f["struck"]) for f in told] == [
+        ("slow", 2, [0, 1]), ("crash", 5, [0]), ("crash", 6, []), ("crash", 1000, []),
+    ]  # fmt: skip
+    assert [f["came"] for f in told] == [True, True, True, False]
+    assert told[0]["factor"] == 1.5
+    lost = sum(r.reason == "pod_crash" for r in result.records)
+    assert told[1]["requests"] == lost > 0
+    text = " ".join(render(summary).split())
+    assert "slow by 1.5 until 4 s: pods 0, 1 with" in text
+    assert f"crash: pods 0 with {lost} request" in text
+    assert "; pods 99 were not there" in text
+    warnings = " ".join(summary["warnings"])
+    assert "cluster.faults.0: crash at 1,000 s never came: the run ended at 20.0 s" in warnings
+    assert "cluster.faults.1: crash at 6 s struck nobody: no pod of 99 was there" in warnings
+
+
+def test_a_node_that_never_is_cannot_be_drained():
+    nodes = {"gpus": 1, "initial": 2, "max": 3}
+    with pytest.raises(InputError, match=r"faults\.0\.node: there are never more than 3 nodes"):
+        run(broken({"kind": "node_drain", "at": 3, "node": 99}, nodes=nodes))
+
+
+def test_the_reasons_of_attempts_that_others_followed():
+    keys = {
+        "admission": {"max_inflight": 3, "max_queue": 2},
+        "retries": {"attempts": 4, "backoff": 0.5},
+    }
+    result = run(broken({"kind": "crash", "at": 5}, traffic=rates((0, 8), duration=10), **keys))
+    summary = summarize(result)
+    gateway = summary["gateway"]
+    ended = {row["reason"]: row["attempts"] for row in gateway["followed"]}
+    assert sum(ended.values()) == gateway["further_attempts"]
+    assert {"queue_full", "pod_crash"} <= ended.keys()
+    assert f"queue_full {ended['queue_full']}" in " ".join(render(summary).split())

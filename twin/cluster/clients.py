@@ -5,6 +5,7 @@ one request that ends once, with its number of attempts.
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -95,6 +96,8 @@ class Clients:
         self._present: dict[int, Request] = {}  # request that may be left -> its present attempt
         self._left: set[int] = set()
         self._number = FIRST_RETRY
+        self.followed: Counter[tuple[str, str]] = Counter()
+        """(outcome, reason) -> attempts that ended so and were followed by another."""
 
     def ask(self, request: Request) -> None:
         """A client asks for the first time."""
@@ -177,8 +180,10 @@ class Clients:
         return True
 
     def _again(self, request: Request, attempt: int) -> None:
-        if self._failed.pop(request.index, None) is None:
+        failed = self._failed.pop(request.index, None)
+        if failed is None:
             return  # its client has left
+        self.followed[failed.outcome, failed.reason] += 1
         number = self._number
         self._number += 1
         self._tries[number] = (request, attempt)

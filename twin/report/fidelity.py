@@ -239,7 +239,17 @@ def render(found: Mapping[str, Any], color: bool = False) -> str:
                 _signed(row["error"]),
             )  # fmt: skip
         blocks.append([made])
-    blocks.append([paragraph("Not scored: " + "; ".join(_not_scored(found)) + ".")])
+    if found["memory"]:
+        made = table("KV blocks", "max_num_seqs", "twin", "vLLM", "error", "")
+        made.columns[0].max_width = 32
+        for row in found["memory"]:
+            made.add_row(
+                row["run"], f"{row['max_num_seqs']:,}", f"{row['predicted']:,}", f"{row['measured']:,}",
+                _signed(row["error"]), "fitted" if row["fitted"] else "tested",
+            )  # fmt: skip
+        blocks.append([made])
+    if found["not_scored"]:
+        blocks.append([paragraph("Not scored: " + "; ".join(_not_scored(found)) + ".")])
     return "\n".join(to_text(block, color) for block in blocks)
 
 

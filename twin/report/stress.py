@@ -14,7 +14,7 @@ from twin.cluster.admission import AdmissionSpec
 from twin.cluster.fleet_log import FleetHistory
 from twin.cluster.prediction import PredictionSpec, realised
 from twin.metrics.tally import Tally
-from twin.report.texts import count, duration, plural, share
+from twin.report.texts import count, duration, limit, plural, share
 from twin.simulation import Result
 
 POINTS_KEPT = 2000
@@ -55,8 +55,7 @@ def gateway_of(result: Result, tally: Tally) -> dict[str, Any] | None:
         for outcome in ("refused", "aborted")
     }
     attempts = sum(tier.attempts for tier in tally.tiers.values())
-    fleet = result.scenario.cluster.fleet
-    faults = () if fleet is None else fleet.faults
+    faults = _faults(result)
     further = attempts - tally.requests
     queue = _queue(result)
     others = faults or result.ejections or result.sent_stale
@@ -67,15 +66,8 @@ def gateway_of(result: Result, tally: Tally) -> dict[str, Any] | None:
         **({} if queue is None else {"queue": queue}),
         "further_attempts": further,
         "attempts_each": attempts / tally.requests if tally.requests else None,
-        "faults": [
-            {
-                "kind": fault.kind,
-                "at_s": to_seconds(fault.at_ps),
-                "until_s": None if fault.until_ps is None else to_seconds(fault.until_ps),
-                "pods": list(fault.pods),
-            }
-            for fault in faults
-        ],
+        **({"followed": _followed(result)} if result.followed else {}),
+        "faults": faults,
         "ejections": [
             {"at_s": to_seconds(at), "replica": replica, "until_s": to_seconds(until)}
             for at, replica, until in result.ejections[:EJECTIONS_KEPT]
@@ -83,6 +75,42 @@ def gateway_of(result: Result, tally: Tally) -> dict[str, Any] | None:
         "ejections_left_out": max(0, len(result.ejections) - EJECTIONS_KEPT),
         "sent_stale": result.sent_stale,
     }
+
+
+def _followed(result: Result) -> list[dict[str, Any]]:
+    return [
+        {"outcome": outcome, "reason": reason, "attempts": number}
+        for outcome, reason, number in result.followed
+    ]
+
+
+def _faults(result: Result) -> list[dict[str, Any]]:
+    """The faults of the scenario in the order of time, each with whom it struck."""
+    spec, history = result.scenario.cluster.fleet, result.fleet
+    if spec is None or history is None:
+        return []
+    strikes = {strike.fault: strike for strike in history.log.strikes}
+    told = []
+    for number, fault in sorted(enumerate(spec.faults), key=lambda entry: entry[1].at_ps):
+        strike = strikes.get(number)
+        is_drain, is_slow = fault.kind == "node_drain", fault.kind == "slow"
+        notice_ps = fault.notice_ps if fault.kind == "spot_reclaim" else None
+        told.append(
+            {
+                "fault": number,
+                "kind": fault.kind,
+                "at_s": to_seconds(fault.at_ps),
+                "until_s": None if fault.until_ps is None else to_seconds(fault.until_ps),
+                "pods": list(fault.pods),
+                "node": fault.node if is_drain else None,
+                "factor": fault.factor if is_slow else None,
+                "notice_s": None if notice_ps is None else to_seconds(notice_ps),
+                "came": strike is not None,
+                "struck": [] if strike is None else list(strike.pods),
+                "requests": None if strike is None else strike.requests,
+            }
+        )
+    return told
 
 
 def _queue(result: Result) -> dict[str, Any] | None:
@@ -176,6 +204,14 @@ def stress_warnings(result: Result) -> Iterator[str]:
     fleet = result.scenario.cluster.fleet
     if fleet is None:
         return
+    for fault in _faults(result):
+        name = f"cluster.faults.{fault['fault']}: {fault['kind']} at {limit(fault['at_s'])}"
+        if not fault["came"]:
+            yield f"{name} never came: the run ended at {duration(to_seconds(result.simulated_ps))}"
+        elif not fault["struck"]:
+            whom = f" of {', '.join(map(str, fault['pods']))}" if fault["pods"] else ""
+            where = "" if fault["node"] is None else f" on node {fault['node']}"
+            yield f"{name} struck nobody: no pod{whom}{where} was there, running"
     most = fleet.most_replicas
     for i, schedule in enumerate(fleet.scaler.schedules):
         if schedule.min_replicas > most:
@@ -253,17 +289,43 @@ def _rows(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
             yield count(queue["unfinished"]), "unfinished", "still at the gateway at the end"
     if found["further_attempts"]:
         each = found["attempts_each"]
-        yield count(found["further_attempts"]), "further attempts", f"{each:.3g} attempts a request"
+        why = ", ".join(f"{row['reason']} {count(row['attempts'])}" for row in found["followed"])
+        yield (
+            count(found["further_attempts"]),
+            "further attempts",
+            f"{each:.3g} attempts a request; after {why}",
+        )
     for fault in found["faults"]:
-        until = "" if fault["until_s"] is None else f" until {duration(fault['until_s'])}"
-        pods = f", pods {', '.join(map(str, fault['pods']))}" if fault["pods"] else ""
-        yield duration(fault["at_s"]), "fault", f"{fault['kind']}{until}{pods}"
+        yield duration(fault["at_s"]), "fault", _fault_text(fault)
     ejections = len(found["ejections"]) + found["ejections_left_out"]
     if ejections:
         replicas = sorted({row["replica"] for row in found["ejections"]})
         yield count(ejections), "ejections", f"replicas {', '.join(map(str, replicas))}"
     if found["sent_stale"]:
         yield count(found["sent_stale"]), "sent on", "while the state of all replicas was stale"
+
+
+def _fault_text(fault: Mapping[str, Any]) -> str:
+    """What one fault was, whom it struck and how many requests were there."""
+    parts = [fault["kind"]]
+    if fault["node"] is not None:
+        parts.append(f"of node {fault['node']}")
+    if fault["factor"] is not None:
+        parts.append(f"by {fault['factor']:g}")
+    if fault["notice_s"] is not None:
+        parts.append(f"with {limit(fault['notice_s'])} of notice")
+    if fault["until_s"] is not None:
+        parts.append(f"until {limit(fault['until_s'])}")
+    text = " ".join(parts)
+    if not fault["came"]:
+        return f"{text}: never came, the run was over"
+    if not fault["struck"]:
+        return f"{text}: struck nobody"
+    text += f": pods {', '.join(map(str, fault['struck']))}"
+    if fault["requests"] is not None:
+        text += f" with {plural(fault['requests'], 'request')}"
+    absent = sorted(set(fault["pods"]) - set(fault["struck"]))
+    return text + (f"; pods {', '.join(map(str, absent))} were not there" if absent else "")
 
 
 def gateway_section(summary: Mapping[str, Any]) -> str:
