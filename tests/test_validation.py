@@ -9,13 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from tests.runs import document
+from twin.cli import app
 from twin.errors import InputError
 from twin.report.fidelity import memory_rows, summarize
 from twin.report.fidelity import page as page_of
 from twin.scenario import load_scenario
 from twin.simulation import simulate
+from twin.step_time.recorded import steps_of
 from twin.validation import (
     STATS,
     Comparison,
@@ -28,7 +31,15 @@ from twin.validation import (
     table_of,
     worst_first,
 )
-from twin.validation_sets import TRAINED, aiconfigurator, lmbench, not_scored
+from twin.validation_sets import (
+    FIGURES,
+    STAMPS,
+    TRAINED,
+    WORDS,
+    aiconfigurator,
+    lmbench,
+    not_scored,
+)
 from twin.workload.formats.measured import read_object, read_objects, read_table
 
 ROOT = Path(__file__).parents[1]
@@ -208,6 +219,71 @@ def test_what_is_no_measurement_is_refused(tmp_path, read, text, message):
         read(path)
     with pytest.raises(InputError, match="cannot be read"):
         read(tmp_path / "none")
+
+
+HEADER = ",".join((*WORDS, *FIGURES))
+ROW = "NVIDIA aiconfigurator silicon_sample,meta-llama/Llama-3.1-70B,h100_sxm,fp8,B,vllm,w,1"
+
+
+def refused(*arguments: str) -> str:
+    """What the command says, on one line; it must end with status 2."""
+    done = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "1000"})
+    assert done.exit_code == 2, done.output
+    return " ".join(done.output.split())
+
+
+@pytest.mark.parametrize("option", ["--report", "--table", "--plot"])
+def test_where_nothing_can_be_written_is_said_before_the_work(tmp_path, option):
+    ask = ("validate", "--only", "memory", "--data", str(tmp_path), option)
+    assert f"{option} {tmp_path}: is a folder" in refused(*ask, str(tmp_path))
+    assert "there is no folder" in refused(*ask, str(tmp_path / "no" / "file"))
+
+
+def test_a_profile_is_not_built_into_a_folder_nor_on_no_day(tmp_path):
+    ask = ("profile", "build", "--model", "meta-llama/Llama-3.1-8B", "--gpu", "H100", "--output")
+    assert f"--output {tmp_path}: is a folder" in refused(*ask, str(tmp_path))
+    told = refused(*ask, str(tmp_path / "p.json"), "--date", "yesterday")
+    assert "--date yesterday: must be a day" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\n1,2\n", "line 1: there is no column source, model"),
+        (f"{HEADER}\n{ROW},4,16,1024,1024,nan,13.2\n", "line 2: ttft_mean_ms is 'nan'"),
+        (f"{HEADER}\n{ROW},4,16,1024,1024,1.0,\n", "line 2: tpot_mean_ms is ''"),
+        (f"{HEADER}\n{ROW},4\n", "line 2: fewer values"),
+    ],
+)
+def test_measured_figures_that_are_none_are_refused_by_row_and_column(tmp_path, text, message):
+    (tmp_path / "ground_truth_calibrate.csv").write_text(text)
+    told = refused("validate", "--only", "aiconfigurator", "--data", str(tmp_path))
+    assert f"{tmp_path / 'ground_truth_calibrate.csv'}, {message}" in told
+
+
+def test_measured_requests_without_a_number_are_refused(tmp_path):
+    folder = tmp_path / "ground_truth" / "llmservingsim" / "RTXPRO6000_Llama-3.1-8B"
+    folder.mkdir(parents=True)
+    good = dict.fromkeys(STAMPS, 2.0)
+    rows = [good, good | {"last_token_ts": float("nan")}]
+    (folder / "requests.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    told = refused("validate", "--only", "llmservingsim", "--data", str(tmp_path))
+    assert "requests.jsonl, line 2: last_token_ts is nan" in told
+
+
+def test_recorded_steps_without_a_time_are_refused():
+    columns = ("ctx_requests", "ctx_tokens", "ctx_kv_tokens", "decode_requests")
+    row = dict.fromkeys((*columns, "decode_kv_tokens", "counter_id"), "1") | {"latency_ms": "nan"}
+    with pytest.raises(InputError, match="f, line 2: no recorded step: latency_ms is nan"):
+        steps_of([row], "f")
+
+
+def test_a_set_asks_only_for_what_it_needs(tmp_path):
+    done = CliRunner().invoke(app, ["validate", "--only", "memory", "--data", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert "fitted" in done.output
+    assert "Not scored" not in done.output
+    assert "give the one that has ground_truth/" in refused("validate", "--data", "/nope")
 
 
 # The command, on published measurements

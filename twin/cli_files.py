@@ -1,4 +1,4 @@
-"""No command may write over what it reads, or write two results into one file."""
+"""No command may write over what it reads, write two results into one file, or find out at its end that it cannot."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,6 +33,20 @@ def keep_apart(outputs: Outputs, inputs: Iterable[str | Path]) -> None:
                         f"{option} {path}: {other} writes the same file; name another for one of them"
                     )
             written.append((option, path))
+
+
+def check_writable(outputs: Mapping[str, Path | None]) -> None:
+    """Raises InputError if one of the files cannot be written: a folder, or in a folder that is not there or closed."""
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        folder = path.absolute().parent
+        if path.is_dir():
+            raise InputError(f"{option} {path}: is a folder; name a file in it")
+        if not folder.is_dir():
+            raise InputError(f"{option} {path}: there is no folder {path.parent}; make it first")
+        if not os.access(path if path.exists() else folder, os.W_OK):
+            raise InputError(f"{option} {path}: may not be written; name another file")
 
 
 def _files(path: Path) -> list[Path]:

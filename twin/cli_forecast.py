@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from twin.cli_files import check_writable
 from twin.terminal import complain, errors, wants_color, write
 
 
@@ -38,6 +39,7 @@ def forecast(
         from twin.report import forecast as report
         from twin.scenario import load_scenario
 
+        check_writable({"--write-history": write_history})
         loaded = load_scenario(scenario, overrides or ())
         scores = report.backtest(loaded, also or ())
         if write_history is not None:

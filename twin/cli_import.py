@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from twin.cli_files import keep_apart
+from twin.cli_files import check_writable, keep_apart
 from twin.errors import InputError
 from twin.terminal import complain, errors, write
 
@@ -42,6 +42,7 @@ def import_(
         places: list[str] = []
         files = _files(source)
         keep_apart({"--out": out}, files)
+        check_writable({"--out": out})
         if out is not None and out.exists() and not force:
             raise InputError(f"--out {out}: is there already; --force overwrites it")
         for path in files:

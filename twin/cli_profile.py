@@ -3,12 +3,18 @@
 import json
 import tempfile
 from datetime import UTC, datetime
+from datetime import date as Date
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from twin.cli_files import check_writable
+from twin.errors import InputError
 from twin.terminal import errors, write
+
+ORIGIN = ("gpu", "engine", "source", "date")
+"""Parts of a profile's provenance that `list` tells."""
 
 app = typer.Typer(name="profile", no_args_is_help=True, help="Step-time profiles.")
 
@@ -24,7 +30,7 @@ def list_profiles(
         from twin.step_time.shipped import subjects
 
         rows = [
-            {"gpu": packed["provenance"]["gpu"], "engine": packed["provenance"]["engine"], **subject._asdict()}
+            {**{key: packed["provenance"][key] for key in ORIGIN}, **subject._asdict()}
             for packed in shipped_profiles(*GPUS)
             for subject in subjects(packed)
         ]  # fmt: skip
@@ -36,7 +42,7 @@ def list_profiles(
 
 def _table(rows: list[dict[str, Any]]) -> str:
     """One line for each model and GPU: the numbers of GPUs by types of weights and KV cache."""
-    from twin.report.tables import table, to_text
+    from twin.report.tables import paragraph, table, to_text
 
     found: dict[tuple[str, str], dict[str, list[int]]] = {}
     for row in rows:
@@ -54,7 +60,24 @@ def _table(rows: list[dict[str, Any]]) -> str:
             gpu,
             "; ".join(f"{' '.join(types)}: {sizes}" for sizes, types in alike.items()),
         )
-    return to_text([made], False)
+    origins = dict.fromkeys(tuple(row[key] for key in ORIGIN[1:]) for row in rows)
+    told = "; ".join(
+        f"{engine}, {source}, {day} ({', '.join(_gpus(rows, (engine, source, day)))})"
+        for engine, source, day in origins
+    )
+    return to_text([made, paragraph(f"Step times: {told}.")], False)
+
+
+def _gpus(rows: list[dict[str, Any]], origin: tuple[str, ...]) -> list[str]:
+    """The GPUs whose profiles have this engine, source and date."""
+    return sorted({row["gpu"] for row in rows if tuple(row[key] for key in ORIGIN[1:]) == origin})
+
+
+def _day(text: str) -> Date:
+    try:
+        return Date.fromisoformat(text)
+    except ValueError:
+        raise InputError(f"--date {text}: must be a day, YYYY-MM-DD") from None
 
 
 def _short(dtype: str) -> str:
@@ -82,7 +105,6 @@ def build(
 ) -> None:
     """Build a step-time profile from op tables (extra `profiles`), for hardware.step_time."""
     with errors():
-        from twin.errors import InputError
         from twin.scenario import read_model
         from twin.step_time.catalogue import check_tensor_parallel, config_of, find_gpu
         from twin.step_time.memory import kv_blocks
@@ -90,10 +112,8 @@ def build(
         from twin.step_time.op_tables import open_kernels
         from twin.step_time.shipped import stored_dtype, stored_kv_dtype
 
-        if not output.absolute().parent.is_dir():
-            raise InputError(
-                f"--output {output}: there is no folder {output.parent}; make it first"
-            )
+        check_writable({"--output": output})
+        day = datetime.now(tz=UTC).date() if date is None else _day(date)
         shape, hardware = read_model(model), find_gpu(gpu)
         check_tensor_parallel(shape, tp)
         kv = stored_kv_dtype(kv_cache_dtype)
@@ -104,7 +124,7 @@ def build(
             kernels = open_kernels(folder, gpu, tp, stored_dtype(dtype), kv, bool(shape.experts))
             profile = build_profile(
                 kernels, shape, hardware, tp, stored_dtype(dtype), kv, plan.num_gpu_blocks * 16,
-                date or datetime.now(tz=UTC).date().isoformat(),
+                day.isoformat(),
             )  # fmt: skip
         output.write_text(json.dumps(profile.to_dict(), indent=1) + "\n", encoding="utf-8")
         errors_of = ", ".join(

@@ -8,10 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
+from twin.cli_files import check_writable
 from twin.terminal import errors, progress_bar, wants_color, write
 
 SETS = ("llmservingsim", "lmbench", "aiconfigurator", "steps", "memory")
 """What may be chosen with --only."""
+
+ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
+"""Columns of the table of attention kernels."""
 
 
 def validate(
@@ -62,20 +66,18 @@ def validate(
         from twin.validation_sets import TRAINED
 
         chosen = _chosen(only)
+        if chosen != ["memory"]:
+            _check_folder(data)
         if split:
             steps = list(_steps(data)) if "steps" in chosen else []
             found = fidelity.split_of(TRAINED, steps)
             write(json.dumps(found, indent=2) + "\n" if as_json else fidelity.render_split(found))
             return
-        for path in (report, table, plot):
-            if path is not None and not path.absolute().parent.is_dir():
-                from twin.errors import InputError
-
-                raise InputError(f"{path}: there is no folder {path.parent}; make it first")
+        check_writable({"--report": report, "--table": table, "--plot": plot})
         with tempfile.TemporaryDirectory() as folder:
             outcomes = list(_replayed(data, chosen, largest, Path(folder)))
         steps = list(_steps(data)) if "steps" in chosen else []
-        rows = _table(data)
+        rows = _table(data) if {"lmbench", "aiconfigurator"} & set(chosen) else []
         found = fidelity.summarize(
             outcomes,
             steps,
@@ -105,10 +107,33 @@ def _chosen(only: list[str] | None) -> list[str]:
     return only or list(SETS)
 
 
-def _table(data: Path) -> list[dict[str, str]]:
-    from twin.workload.formats.measured import read_table
+def _check_folder(data: Path) -> None:
+    from twin.errors import InputError
 
-    return read_table(data / "ground_truth_calibrate.csv")
+    if not data.is_dir():
+        raise InputError(
+            f"--data {data}: there is no such folder; give the one that has ground_truth/, profiles/ and "
+            "ground_truth_calibrate.csv, here or in the environment variable TWIN_DATA"
+        )
+
+
+def _table(data: Path) -> list[dict[str, str]]:
+    from twin.validation_sets import FIGURES, WORDS, is_silicon
+    from twin.workload.formats.measured import check_numbers, read_table
+
+    path = data / "ground_truth_calibrate.csv"
+    rows = read_table(path, (*WORDS, *FIGURES))
+    check_numbers(path, [(n, row) for n, row in enumerate(rows, 2) if is_silicon(row)], FIGURES)
+    return rows
+
+
+def _numbers(path: Path, words: tuple[str, ...], figures: tuple[str, ...]) -> list[dict[str, str]]:
+    """The rows of a table in which every figure is a number."""
+    from twin.workload.formats.measured import check_numbers, read_table
+
+    rows = read_table(path, (*words, *figures))
+    check_numbers(path, list(enumerate(rows, 2)), figures)
+    return rows
 
 
 def _left_out(rows: list[dict[str, str]]) -> list[tuple[str, str, int]]:
@@ -158,11 +183,12 @@ def _scenario(run: Any, trace: Path) -> dict[str, Any]:
 
 def _runs(data: Path, chosen: list[str], folder: Path) -> Iterator[Any]:
     from twin import validation_sets as sets
-    from twin.workload.formats.measured import read_objects, read_table
+    from twin.workload.formats.measured import check_numbers, read_objects
 
     if "llmservingsim" in chosen:
         truth = data / "ground_truth" / "llmservingsim" / "RTXPRO6000_Llama-3.1-8B"
         requests = read_objects(truth / "requests.jsonl")
+        check_numbers(truth / "requests.jsonl", list(enumerate(requests, 1)), sets.STAMPS)
         trace = str(data / "traces" / "sharegpt300_llama31_hashed.jsonl")
         profile = folder / "layer_tables.json"
         profile.write_text(json.dumps(_layer_profile(data, requests).to_dict()), encoding="utf-8")
@@ -170,9 +196,12 @@ def _runs(data: Path, chosen: list[str], folder: Path) -> Iterator[Any]:
         yield sets.llmservingsim(requests, trace, "")
     if "lmbench" in chosen:
         truth = data / "ground_truth" / "lmbench"
-        rows = read_table(truth / "exp0_vllm_70b_a100tp2_1replica.csv.gz")
-        yield from sets.lmbench(rows, 1, (None, 0.1, 0.2))
-        yield from sets.lmbench(read_table(truth / "exp2_vllm_70b_a100tp2_2replicas.csv.gz"), 2)
+        one, two = (
+            _numbers(truth / f"{name}.csv.gz", ("file",), sets.TIMES)
+            for name in ("exp0_vllm_70b_a100tp2_1replica", "exp2_vllm_70b_a100tp2_2replicas")
+        )
+        yield from sets.lmbench(one, 1, (None, 0.1, 0.2))
+        yield from sets.lmbench(two, 2)
     if "aiconfigurator" in chosen:
         yield from sets.aiconfigurator(_table(data))
 
@@ -180,14 +209,13 @@ def _runs(data: Path, chosen: list[str], folder: Path) -> Iterator[Any]:
 def _layer_profile(data: Path, requests: list[dict[str, Any]]) -> Any:
     from twin.step_time.catalogue import find_model
     from twin.step_time.layer_tables import layer_profile
-    from twin.workload.formats.measured import read_table
 
     tables = data / "profiles" / "llmservingsim" / "RTXPRO6000_meta-llama_Llama-3.1-8B"
     return layer_profile(
-        read_table(tables / "dense.csv"),
-        read_table(tables / "per_sequence.csv"),
-        read_table(tables / "attention.csv.gz"),
-        read_table(tables / "skew_fit.csv.gz"),
+        _numbers(tables / "dense.csv", ("layer",), ("tokens", "time_us")),
+        _numbers(tables / "per_sequence.csv", ("layer",), ("sequences", "time_us")),
+        _numbers(tables / "attention.csv.gz", (), ATTENTION),
+        _numbers(tables / "skew_fit.csv.gz", (), ("alpha", "n_samples")),
         [row["input_toks"] + row["output_toks"] / 2 for row in requests],
         find_model("meta-llama/Llama-3.1-8B"),
         "RTXPRO6000",

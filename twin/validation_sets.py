@@ -27,6 +27,17 @@ TRAINED = (
 """(number of the twin, data it was set by)."""
 
 
+WORDS = ("source", "model", "gpu", "dtype", "quality", "engine", "workload", "replicas")
+FIGURES = ("tp", "concurrency", "prompt_tokens", "output_tokens", "ttft_mean_ms", "tpot_mean_ms")
+"""Columns of ground_truth_calibrate.csv; the figures must be numbers where a row is scored."""
+
+TIMES = ("launch_time", "prompt_tokens", "generation_tokens", "ttft_s", "generation_time_s")
+"""Figures of each LMBench row."""
+
+STAMPS = ("input_toks", "output_toks", "queued_ts", "first_token_ts", "last_token_ts")
+"""Figures of each request of LLMServingSim."""
+
+
 @dataclass(frozen=True)
 class MeasuredRun:
     """One run of a real server."""
@@ -142,12 +153,7 @@ def aiconfigurator(rows: Iterable[Row]) -> list[MeasuredRun]:
     """
     found = []
     for row in rows:
-        if not (
-            row["source"].startswith(SILICON)
-            and (row["model"], row["gpu"], row["dtype"]) == (LLAMA_70B, "h100_sxm", "fp8")
-            and row["quality"].startswith(("A", "B"))
-            and row["engine"] == "vllm"
-        ):
+        if not is_silicon(row):
             continue
         users, tp = _count(row["concurrency"]), _count(row["tp"])
         prompt, output = _count(row["prompt_tokens"]), _count(row["output_tokens"])
@@ -182,6 +188,16 @@ def aiconfigurator(rows: Iterable[Row]) -> list[MeasuredRun]:
             )
         )  # fmt: skip
     return sorted(found, key=lambda run: run.name)
+
+
+def is_silicon(row: Row) -> bool:
+    """Whether a row of ground_truth_calibrate.csv is one of those that `aiconfigurator` takes."""
+    return (
+        row["source"].startswith(SILICON)
+        and (row["model"], row["gpu"], row["dtype"]) == (LLAMA_70B, "h100_sxm", "fp8")
+        and row["quality"].startswith(("A", "B"))
+        and row["engine"] == "vllm"
+    )
 
 
 def not_scored(rows: Iterable[Row]) -> list[tuple[str, str, int]]:

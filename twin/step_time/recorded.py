@@ -4,6 +4,7 @@ The rows are those of aiconfigurator's recordings of vLLM: one a step, with the 
 over the requests of a step; where a step has several prompts these are taken to be equally long.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -39,6 +40,11 @@ def steps_of(rows: Sequence[Mapping[str, str]], where: str) -> list[Step]:
             prompts = int(row["ctx_requests"])
             new, cached = int(row["ctx_tokens"]), int(row["ctx_kv_tokens"])
             decodes = int(row["decode_requests"])
+            seconds = float(row["latency_ms"]) / 1e3
+            if not 0 < seconds < math.inf:
+                raise ValueError(
+                    f"latency_ms is {row['latency_ms']}; it must be above 0 and finite"
+                )
             each = new / max(prompts, 1)
             found.append(
                 (
@@ -48,7 +54,7 @@ def steps_of(rows: Sequence[Mapping[str, str]], where: str) -> list[Step]:
                         decodes=decodes,
                         context=int(row["decode_kv_tokens"]),
                         pairs=new * cached / max(prompts, 1) + new * (each + 1) / 2,
-                        seconds=float(row["latency_ms"]) / 1e3,
+                        seconds=seconds,
                         seqs=prompts + decodes,
                         name=f"counter_id {row['counter_id']}",
                     ),

@@ -3,7 +3,8 @@
 import csv
 import gzip
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -12,13 +13,39 @@ from twin.errors import InputError
 Row = dict[str, str]
 
 
-def read_table(path: Path) -> list[Row]:
-    """The rows of a CSV file with a header. Raises InputError where it cannot be read or has no rows."""
+def read_table(path: Path, columns: Sequence[str] = ()) -> list[Row]:
+    """The rows of a CSV file with a header.
+
+    Raises InputError where it cannot be read, has no rows or lacks one of the columns.
+    """
     with _open(path) as file:
         rows = list(_guarded(path, csv.DictReader(file)))
     if not rows:
         raise InputError(f"{path}: no rows below a header")
+    missing = [column for column in columns if column not in rows[0]]
+    if missing:
+        raise InputError(f"{path}, line 1: there is no column {', '.join(missing)}; add it")
+    for number, row in enumerate(rows, 2):
+        if any(row[column] is None for column in columns):
+            raise InputError(f"{path}, line {number}: fewer values than the header has columns")
     return rows
+
+
+def check_numbers(
+    path: Path, rows: Iterable[tuple[int, Mapping[str, Any]]], columns: Sequence[str]
+) -> None:
+    """Raises InputError, with line and column, unless all these values are finite numbers; rows are (line, row)."""
+    for line, row in rows:
+        for column in columns:
+            value = row.get(column)
+            try:
+                known = value is not None and math.isfinite(float(value))
+            except (TypeError, ValueError):
+                known = False
+            if not known:
+                raise InputError(
+                    f"{path}, line {line}: {column} is {value!r}; it must be a finite number. Correct or drop the row."
+                )
 
 
 def read_objects(path: Path) -> list[dict[str, Any]]:
