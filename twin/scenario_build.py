@@ -240,8 +240,12 @@ def warnings_of(
     tiers = tiers_of(traffic)
     blind = policy_name == "vllm-fcfs" or (policy is not None and len(policy.tiers) == 1)
     if blind and len(tiers) > 1:
+        admission = document.cluster.admission
+        at_gateway = admission is not None and (admission.order or admission.tiers)
+        where = " by the engines (the gateway tells them apart)" if at_gateway else ""
+        effect = "no effect in the engines" if at_gateway else "no effect"
         yield (
-            f"tiers have no effect under policy {policy_name}: {', '.join(tiers)} are served alike; "
+            f"tiers have {effect} under policy {policy_name}: {', '.join(tiers)} are served alike{where}; "
             "priority, tiered or vllm-priority tell them apart"
         )
     if policy is not None:

@@ -313,8 +313,29 @@ def fleet_warnings(fleet: FleetSpec, cluster: Cluster) -> Iterator[str]:
     for name, query in queries.items():
         for gone in sorted(n for n in query.names if not is_exported(n)):
             yield f"the query of {name} finds nothing: vLLM has no metric {gone}, or the twin does not serve it"
+    yield from _pool_warnings(fleet)
     if cluster.pod.pods_per_replica > 1:
         yield "step times are those of GPUs in one node, although a replica is spread over several pods"
+
+
+def _pool_warnings(fleet: FleetSpec) -> Iterator[str]:
+    pool, nodes, template = fleet.warm_pool, fleet.nodes, fleet.template
+    if pool is None or not pool.standby:
+        return
+    if pool.claim_probability == 0:
+        yield (
+            "cluster.warm_pool.claim_probability is 0: no sleeper is ever claimed, so that the pool only costs; "
+            "set it above 0, or remove standby"
+        )
+    if nodes is not None:
+        each = nodes.gpus_per_node // template.gpus * nodes.most // template.pods_per_replica
+        room = max(0, each - fleet.replicas)
+        if room < pool.standby:
+            yield (
+                f"cluster.warm_pool.standby: the nodes hold {each} replicas at most, {fleet.replicas} of them serve "
+                f"from the beginning, so that "
+                f"{pool.standby - room} of {pool.standby} sleepers find no room; raise nodes.max"
+            )
 
 
 def _probe_warnings(fleet: FleetSpec, start_up_s: float) -> Iterator[str]:

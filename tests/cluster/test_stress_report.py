@@ -16,6 +16,7 @@ from twin.report.html import render_html
 from twin.report.json_summary import summarize, to_json
 from twin.report.parquet import write_series
 from twin.report.tables import render
+from twin.scenario import load_scenario
 
 LIMITED = rates((0, 6), duration=10)
 
@@ -263,3 +264,37 @@ def test_the_reasons_of_attempts_that_others_followed():
     assert sum(ended.values()) == gateway["further_attempts"]
     assert {"queue_full", "pod_crash"} <= ended.keys()
     assert f"queue_full {ended['queue_full']}" in " ".join(render(summary).split())
+
+
+# --- warnings -----------------------------------------------------------------------------
+
+
+def warned(**cluster):
+    return " ".join(load_scenario(broken(**cluster)).warnings)
+
+
+def test_a_warm_pool_that_helps_nobody_is_warned_of():
+    nodes = {"gpus": 1, "initial": 2, "max": 3}
+    scaled = {"hpa": hpa(most=3)}
+    assert "no sleeper is ever claimed" in warned(
+        warm_pool={"standby": 1, "claim_probability": 0}, **scaled
+    )
+    crowded = warned(warm_pool={"standby": 2}, nodes=nodes, **scaled)
+    assert "hold 3 replicas at most, 2 of them serve" in crowded
+    assert "1 of 2 sleepers find no room" in crowded
+    assert "warm_pool" not in warned(warm_pool={"standby": 1}, nodes=nodes, **scaled)
+
+
+def test_tiers_that_only_the_gateway_tells_apart():
+    mixed = LIMITED | {"tiers": {"ONLINE": 0.5, "BATCH": 0.5}}
+    mixed.pop("tier", None)
+
+    def said_of(admission):
+        cluster = {"admission": admission}
+        found = load_scenario(document(traffic=[mixed], cluster=cluster)).warnings
+        return " ".join(text for text in found if text.startswith("tiers"))
+
+    assert "served alike by the engines (the gateway tells them apart)" in said_of(
+        {"max_inflight": 4, "order": ["ONLINE", "BATCH"]}
+    )
+    assert "tiers have no effect under policy vllm-fcfs" in said_of({"max_inflight": 4})
