@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from real import manifests_proxy as gateway
+from real.manifest_names import image_parts, label_problem, name_problem
 from real.manifests_numbers import MARGIN, TIDY_S, node_s
 from real.manifests_pod import deployment, priority_class_of
 from real.manifests_rules import prometheus_rule
@@ -84,6 +85,7 @@ def render(setup: Setup, has_proxy: bool = True) -> Rendered:
 
 
 def _check(setup: Setup) -> None:
+    _check_names(setup)
     scenario = setup.scenario
     fleet = scenario.cluster.fleet
     if fleet is not None and fleet.template.pods_per_replica > 1:
@@ -97,6 +99,25 @@ def _check(setup: Setup) -> None:
         raise InputError(
             f"model: {scenario.document['model']} is a folder of this machine; put its files on the volume "
             f"{setup.models_claim} and name the model as clients do, or use --tiny"
+        )
+
+
+def _check_names(setup: Setup) -> None:
+    for option, problem in (
+        ("namespace", label_problem(setup.namespace)),
+        ("monitoring", label_problem(setup.monitoring_namespace)),
+        ("models-claim", name_problem(setup.models_claim)),
+    ):
+        if problem is not None:
+            raise InputError(f"--{option}: {problem}")
+    parts = image_parts(setup.image)
+    if parts is None:
+        raise InputError(
+            f"--image {setup.image}: is no name of an image; write [HOST[:PORT]/]NAME:TAG or NAME@sha256:64 digits"
+        )
+    if not parts[1] and not parts[2]:
+        raise InputError(
+            f"--image {setup.image}: name a tag, so that it is the same image tomorrow"
         )
 
 
@@ -234,13 +255,16 @@ def network_policies(setup: Setup, has_proxy: bool) -> list[dict[str, Any]]:
 
 def kustomization(setup: Setup, files: Sequence[str]) -> dict[str, Any]:
     """The files of the overlay, and the one place to name the image."""
-    image, _, tag = setup.image.rpartition(":")
+    parts = image_parts(setup.image)
+    assert parts is not None  # as `_check` has seen
+    name, tag, digest = parts
+    pinned = {"digest": digest} if digest else {"newTag": tag}
     return {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "namespace": setup.namespace,
         "resources": list(files),
-        "images": [{"name": image, "newTag": tag}],
+        "images": [{"name": name, **pinned}],
     }
 
 

@@ -38,6 +38,8 @@ def warm_pool(setup: Setup) -> list[dict[str, Any]]:
         ]
     if pool.standby:
         found += [_doorman(setup), _standby(setup, pool.standby)]
+    if pool.standby > 1:
+        found.append(_one_at_a_time(setup))
     return found
 
 
@@ -190,6 +192,22 @@ def _standby(setup: Setup, replicas: int) -> dict[str, Any]:
             "strategy": {"type": "Recreate"},
             "progressDeadlineSeconds": setup.numbers.startup_s + 600,
             "template": {"metadata": {"labels": labels | dict(setup.served)}, "spec": spec},
+        },
+    )
+
+
+def _one_at_a_time(setup: Setup) -> dict[str, Any]:
+    """A budget: drains take one sleeper at a time."""
+    labels = dict(setup.labels("standby"))
+    return document(
+        "policy/v1",
+        "PodDisruptionBudget",
+        f"{setup.name}-standby",
+        labels=labels,
+        spec={
+            "maxUnavailable": 1,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": labels},
         },
     )
 

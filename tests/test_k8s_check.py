@@ -194,6 +194,12 @@ RULES = {
     ),
     "max below min": ("schema", lambda k, o: hpa(k).update(minReplicas=9)),
     "unknown API": ("schema", lambda k, o: k["PodDisruptionBudget"].update(apiVersion="policy/v1beta1")),
+    "name of no namespace": ("name", lambda k, o: k["Deployment"]["metadata"].update(namespace="In_ference")),
+    "name of no Service": ("name", lambda k, o: k["Service", "chat-8b"]["metadata"].update(name="8b")),
+    "name of no claim": (
+        "name", lambda k, o: pod(k)["volumes"][0]["persistentVolumeClaim"].update(claimName="Weights")
+    ),
+    "name of no image": ("name", lambda k, o: vllm(k).update(image="Reg/UPPER:1.0.0")),
     "field of an operator": ("schema", lambda k, o: k["PodMonitor"]["spec"].update(selectors={})),
     "unknown argument": ("unknown-argument", _argument("--scheduler-policy=priority")),
     "argument of a later version": ("unknown-argument", _argument("--sleep-mode-backend=cumem")),
@@ -328,6 +334,24 @@ def test_each_rule_sees_its_fault(case):
     rule, change = RULES[case]
     after, found = broken(change)
     assert rule in after, [str(f) for f in found]
+
+
+@pytest.mark.parametrize(
+    ("version", "kind", "is_known"),
+    [
+        ("snapshot.storage.k8s.io/v1", "VolumeSnapshot", True),
+        ("autoscaling.k8s.io/v1", "VerticalPodAutoscaler", True),
+        ("inference.networking.k8s.io/v1", "InferencePool", True),
+        ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", True),
+        ("networking.k8s.io/v1beta1", "Ingress", False),
+        ("policy/v1beta1", "PodDisruptionBudget", False),
+        ("extensions/v1beta1", "Deployment", False),
+        ("v2", "Service", False),
+    ],
+)
+def test_only_groups_of_kubernetes_itself_must_be_in_its_schemas(version, kind, is_known):
+    found = lint([Manifest({"apiVersion": version, "kind": kind, "metadata": {"name": "a"}}, "f")])
+    assert bool([f for f in found if "has no" in f.message]) == (not is_known)
 
 
 def test_claims_that_only_one_node_can_mount():

@@ -3,10 +3,13 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import yaml
 
+from real.manifest_lint.check import lint
+from real.manifest_lint.objects import Manifest
 from real.manifests import read_scenario, render
 from real.manifests_numbers import MARGIN, cold_start_of, numbers_of, start_quantile_s
 from real.manifests_pod import GPU
@@ -274,6 +277,59 @@ def test_the_command_writes_a_folder_once(tmp_path):
         run = command(*wrong)
         assert run.returncode == 2, run.stdout
         assert run.stderr.startswith("error: ")
+
+
+DIGEST = f"sha256:{'0f' * 32}"
+
+
+@pytest.mark.parametrize(
+    ("image", "pinned"),
+    [
+        ("reg:5000/a/b:1.2.3", {"name": "reg:5000/a/b", "newTag": "1.2.3"}),
+        (f"reg:5000/a/b@{DIGEST}", {"name": "reg:5000/a/b", "digest": DIGEST}),
+        (f"reg:5000/a/b:1.2.3@{DIGEST}", {"name": "reg:5000/a/b", "digest": DIGEST}),
+    ],
+)
+def test_kustomize_keeps_tag_and_digest_of_the_image(image, pinned, tmp_path):
+    files = render(replace(setup_of("laptop"), image=image)).files
+    assert yaml.safe_load(files["kustomization.yaml"])["images"] == [pinned]
+    for file, text in files.items():
+        (tmp_path / file).write_text(text)
+    built = subprocess.run([kubectl(), "kustomize", str(tmp_path)], capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    deployment = of_kind(list(yaml.safe_load_all(built.stdout)), "Deployment", "laptop")
+    used = deployment["spec"]["template"]["spec"]["containers"][0]["image"]
+    assert used.startswith(pinned["name"])
+    assert used.endswith(pinned.get("digest", pinned.get("newTag")))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"namespace": "In_ference"}, "--namespace: must be of lower-case letters"),
+        ({"namespace": "n" * 64}, "--namespace: must be at most 63"),
+        ({"monitoring_namespace": "a.b"}, "--monitoring: must be"),
+        ({"models_claim": "Weights"}, "--models-claim: must be"),
+        ({"image": "Reg/UPPER:1"}, "is no name of an image"),
+        ({"image": "a b:1"}, "is no name of an image"),
+        ({"image": "reg:5000/a/b"}, "name a tag"),
+        ({"image": "a@sha256:12"}, "is no name of an image"),
+    ],
+)
+def test_names_that_kubernetes_refuses_are_refused(changes, words):
+    with pytest.raises(InputError, match=words):
+        render(replace(setup_of("laptop"), **changes))
+
+
+def test_two_sleepers_get_a_budget():
+    document = setup_of("docs-70b").scenario.to_dict()
+    document["cluster"]["warm_pool"]["standby"] = 2
+    objects = render(replace(setup_of("docs-70b"), scenario=load_scenario(document))).objects
+    assert not [f for f in lint([Manifest(o, "file") for o in objects]) if f.kind == "fault"]
+    budget = of_kind(objects, "PodDisruptionBudget", "docs-70b-standby")["spec"]
+    sleepers = of_kind(objects, "Deployment", "docs-70b-standby")["spec"]
+    assert budget["selector"] == sleepers["selector"]
+    assert (sleepers["replicas"], budget["maxUnavailable"]) == (2, 1)
 
 
 # --- the files that are shipped -------------------------------------------------------------------

@@ -43,6 +43,15 @@ ENUMS = {
 
 SERVICE_TYPES = ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
 
+GROUPS = (
+    "apps", "autoscaling", "batch", "extensions", "policy", "admissionregistration.k8s.io", "apiextensions.k8s.io",
+    "apiregistration.k8s.io", "authentication.k8s.io", "authorization.k8s.io", "certificates.k8s.io",
+    "coordination.k8s.io", "discovery.k8s.io", "events.k8s.io", "flowcontrol.apiserver.k8s.io",
+    "internal.apiserver.k8s.io", "networking.k8s.io", "node.k8s.io", "rbac.authorization.k8s.io",
+    "resource.k8s.io", "scheduling.k8s.io", "storage.k8s.io", "storagemigration.k8s.io",
+)  # fmt: skip
+"""API groups of Kubernetes itself, now or once; others ending in .k8s.io belong to operators."""
+
 NAMES: Mapping[str, tuple[str, ...]] = {
     "ScaledObject": (
         "scaleTargetRef", "pollingInterval", "initialCooldownPeriod", "cooldownPeriod", "idleReplicaCount",
@@ -161,13 +170,8 @@ def _unknown(manifest: Manifest, path: KeyPath, known: list[str]) -> Finding:
 
 def _is_foreign(manifest: Manifest) -> bool:
     """Whether the kind belongs to an operator, not to Kubernetes itself."""
-    group = str(manifest.document.get("apiVersion")).partition("/")[0]
-    own = group.endswith(".k8s.io") and group not in (
-        "gateway.networking.k8s.io",
-        "leaderworkerset.x-k8s.io",
-    )
-    core = "." not in group and group in ("v1", "apps", "batch", "autoscaling", "policy")
-    return not (own or core)
+    group, has_group, _ = str(manifest.document.get("apiVersion")).partition("/")
+    return bool(has_group) and group not in GROUPS
 
 
 def _own_kinds(manifest: Manifest) -> Iterator[Finding]:
