@@ -16,7 +16,7 @@ from twin.clock import PS
 from twin.cluster.forecast import FORECASTERS, ahead, make_forecaster
 from twin.cluster.prediction import realised, replicas_for
 from twin.errors import InputError
-from twin.report.forecast import backtest, matched, score
+from twin.report.forecast import backtest, foretell, matched, render_scores, score
 from twin.report.html import render_html
 from twin.report.json_summary import summarize
 from twin.report.tables import render
@@ -131,11 +131,34 @@ def test_a_broken_forecaster_never_wins():
 
 def test_scores_are_of_what_came_after():
     """By hand: a season of 3, two steps ahead, from the fourth interval on."""
-    found = score("x", make_forecaster("seasonal_naive"), [1, 2, 3], [2, 2, 6, 1], 3, 2, 2.0)
+    seasonal = make_forecaster("seasonal_naive")
+    told = foretell(seasonal, [1, 2, 3], [2, 2, 6, 1], 3, 2, 2.0)
+    found = score("x", told, list(told.errors))
     # Forecasts at 3, 4 and 5: max(1,2), max(2,3), max(3,2); what came: max(2,2), max(2,6), max(6,1).
     assert (found.forecasts, found.mean_error, found.bias) == (3, (0 + 3 + 3) / 3, -2.0)
     assert found.too_low == pytest.approx(2 / 3)
     assert found.replicas == pytest.approx((1 + 2 + 2) / 3)
+
+
+def test_means_are_over_the_same_instants():
+    source = foreseen(season=400, interval=20, horizon=80, history=[])
+    scores = {row.name: row for row in backtest(load_scenario(source))}
+    assert scores["seasonal_naive"].unknown == 20
+    assert scores["last_value"].unknown == 1  # nothing was before the first
+    numbers = {row.forecasts for row in scores.values() if row.error is None and row.forecasts}
+    assert len(numbers) == 1
+    # One that can never tell takes no instant from the others, and says why it has none.
+    source = foreseen(season=40_000, history=[])
+    scores = {row.name: row for row in backtest(load_scenario(source))}
+    assert scores["seasonal_naive"].forecasts == 0 < scores["last_value"].forecasts
+    assert "never could tell" in " ".join(render_scores(list(scores.values())).split())
+
+
+def test_what_cannot_be_scored_is_refused():
+    with pytest.raises(InputError, match=r"horizon: is 100 intervals, and until run\.until there"):
+        backtest(load_scenario(foreseen(horizon=2000)))
+    with pytest.raises(InputError, match=r"--also nomod\.f: 'nomod\.f' cannot be imported"):
+        backtest(load_scenario(foreseen()), ["nomod.f"])
 
 
 # --- in a run -----------------------------------------------------------------------------

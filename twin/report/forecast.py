@@ -4,7 +4,7 @@ Each forecast is made from what was observed before it. Errors are told, and ran
 the safe side may be the better one. What ranks is the GPU time at which a run meets the same attainment.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from twin.cluster.prediction import PredictionSpec, replicas_for
 from twin.errors import InputError
 from twin.report.json_summary import summarize
 from twin.report.tables import to_text
+from twin.report.texts import plural
 from twin.scenario import Scenario, load_scenario
 from twin.simulation import simulate
 from twin.workload.streams import Traffic, open_streams
@@ -30,7 +31,7 @@ class Score:
 
     name: str
     forecasts: int
-    """That could be compared with what came."""
+    """That were compared with what came: at the instants at which all forecasters could tell that ever can."""
     unknown: int
     """Intervals at which it could not tell."""
     error: str | None
@@ -57,19 +58,30 @@ def rates_of(scenario: Scenario, interval_ps: int, end_ps: int, seed: int) -> li
         traffic.pop()
 
 
-def score(
-    name: str,
+@dataclass(frozen=True)
+class Foretold:
+    """What one forecaster said at every instant at which it could be compared with what came."""
+
+    errors: Mapping[int, float]
+    """Interval -> forecast - highest rate within the horizon."""
+    replicas: Mapping[int, int]
+    """Interval -> replicas that it asks for."""
+    unknown: int
+    failure: str | None
+
+
+def foretell(
     forecaster: Forecaster,
     history: Sequence[float],
     rates: Sequence[float],
     season: int,
     steps: int,
     per_replica: float,
-) -> Score:
+) -> Foretold:
     """Forecasts at every interval of `rates`, from `history` and the rates before it, beside what came."""
     known = [*history, *rates]
-    errors: list[float] = []
-    asked: list[int] = []
+    errors: dict[int, float] = {}
+    asked: dict[int, int] = {}
     unknown, failure = 0, None
     for at in range(len(history), len(known) - steps + 1):
         found = ahead(forecaster, known[:at], season, steps)
@@ -78,42 +90,59 @@ def score(
         elif found is None:
             unknown += 1
         else:
-            errors.append(found - max(known[at : at + steps]))
-            asked.append(replicas_for(found, per_replica))
-    if failure is not None or not errors:
-        return Score(name, 0, unknown, failure, None, None, None, None)
-    number = len(errors)
+            errors[at] = found - max(known[at : at + steps])
+            asked[at] = replicas_for(found, per_replica)
+    return Foretold(errors, asked, unknown, failure)
+
+
+def score(name: str, told: Foretold, instants: Collection[int]) -> Score:
+    """The score over those instants, at all of which it could tell; none of a forecaster that failed or never could."""
+    if told.failure is not None or not told.errors or not instants:
+        return Score(name, 0, told.unknown, told.failure, None, None, None, None)
+    number = len(instants)
+    errors = [told.errors[at] for at in instants]
     return Score(
         name,
         number,
-        unknown,
+        told.unknown,
         None,
         sum(map(abs, errors)) / number,
         sum(errors) / number,
         sum(error < 0 for error in errors) / number,
-        sum(asked) / number,
+        sum(told.replicas[at] for at in instants) / number,
     )
 
 
 def backtest(scenario: Scenario, others: Sequence[str] = ()) -> list[Score]:
     """The scores of all forecasters on the scenario's traffic until run.until, by `cluster.prediction`.
 
-    `others` are dotted paths. Raises InputError where the scenario has no prediction or no end.
+    All are scored over the same instants: those at which each of them that ever can tell could. `others` are dotted
+    paths. Raises InputError where the scenario has no prediction or no end, where its traffic ends before the first
+    horizon does, and for a path of `others` at which there is no forecaster.
     """
     spec = _prediction(scenario)
     rates = own_rates(scenario)
+    if len(rates) < spec.steps:
+        raise InputError(
+            f"cluster.prediction.horizon: is {spec.steps} intervals, and until run.until there are {len(rates)}, so "
+            "that no forecast can be compared with what came; shorten the horizon, or raise run.until"
+        )
     names = dict.fromkeys([*FORECASTERS, spec.forecaster, *others])
-    found = []
+    told: dict[str, Foretold] = {}
     for name in names:
         try:
             forecaster = make_forecaster(name)
         except ValueError as error:
-            found.append(Score(name, 0, 0, str(error), None, None, None, None))
+            if name in others:
+                raise InputError(f"--also {name}: {error}") from None
+            told[name] = Foretold({}, {}, 0, str(error))
             continue
-        found.append(
-            score(name, forecaster, spec.history, rates, spec.season, spec.steps, spec.per_replica)
+        told[name] = foretell(
+            forecaster, spec.history, rates, spec.season, spec.steps, spec.per_replica
         )
-    return found
+    able = [set(one.errors) for one in told.values() if one.errors and one.failure is None]
+    instants = sorted(set.intersection(*able)) if able else []
+    return [score(name, one, instants) for name, one in told.items()]
 
 
 def own_rates(scenario: Scenario) -> list[float]:
@@ -222,9 +251,11 @@ def render_scores(scores: Sequence[Score], color: bool = False) -> str:
             "-" if row.too_low is None else f"{row.too_low:.0%}",
             "-" if row.replicas is None else f"{row.replicas:.2f}",
             str(row.unknown),
-            "",
+            "" if row.forecasts else "never could tell: what came before is shorter than it needs",
         )
-    return to_text([table], color)
+    number = max((row.forecasts for row in scores), default=0)
+    about = f"Means over the {plural(number, 'instant')} at which all could tell that ever can."
+    return to_text([table, about], color)
 
 
 def render_matched(rows: Sequence[Matched], attainment: float, color: bool = False) -> str:
