@@ -200,6 +200,15 @@ RULES = {
         "name", lambda k, o: pod(k)["volumes"][0]["persistentVolumeClaim"].update(claimName="Weights")
     ),
     "name of no image": ("name", lambda k, o: vllm(k).update(image="Reg/UPPER:1.0.0")),
+    "mount of no volume": ("volume", lambda k, o: vllm(k)["volumeMounts"][0].update(name="weights")),
+    "memory above its limit": ("resources", lambda k, o: vllm(k)["resources"]["requests"].update(memory="900Gi")),
+    "GPUs above their limit": (
+        "resources", lambda k, o: vllm(k)["resources"]["requests"].update({"nvidia.com/gpu": 2})
+    ),
+    "GPUs below their limit": (
+        "resources", lambda k, o: vllm(k)["resources"]["limits"].update({"nvidia.com/gpu": 2})
+    ),
+    "GPUs without a limit": ("resources", lambda k, o: vllm(k)["resources"]["limits"].pop("nvidia.com/gpu")),
     "field of an operator": ("schema", lambda k, o: k["PodMonitor"]["spec"].update(selectors={})),
     "unknown argument": ("unknown-argument", _argument("--scheduler-policy=priority")),
     "argument of a later version": ("unknown-argument", _argument("--sleep-mode-backend=cumem")),
@@ -352,6 +361,39 @@ def test_each_rule_sees_its_fault(case):
 def test_only_groups_of_kubernetes_itself_must_be_in_its_schemas(version, kind, is_known):
     found = lint([Manifest({"apiVersion": version, "kind": kind, "metadata": {"name": "a"}}, "f")])
     assert bool([f for f in found if "has no" in f.message]) == (not is_known)
+
+
+@pytest.mark.parametrize(
+    ("image", "is_old"),
+    [
+        ("vllm/vllm-openai:v0.5.0", True),
+        ("mirror.example:5000/x/vllm-openai:v0.5.0", True),
+        ("ghcr.io/llm-d/llm-d-cuda:v0.5.0", False),
+        ("lmcache/vllm-openai:v0.3.9", False),
+        ("reg/vllm-twin:0.3.0", False),
+    ],
+)
+def test_only_images_of_vllm_are_tagged_with_its_version(image, is_old):
+    rules, _ = broken(lambda k, o: vllm(k).update(image=image))
+    assert ("image-tag" in rules) == is_old
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_an_inference_pool_finds_the_pods(is_first):
+    def pooled(by_kind, objects):
+        _without("Service")(by_kind, objects)
+        labels = by_kind["Deployment", "chat-8b"]["spec"]["selector"]["matchLabels"]
+        version = (
+            "inference.networking.x-k8s.io/v1alpha2"
+            if is_first
+            else "inference.networking.k8s.io/v1"
+        )
+        selector = dict(labels) if is_first else {"matchLabels": dict(labels)}
+        pool = {"apiVersion": version, "kind": "InferencePool", "metadata": {"name": "pool"}}
+        objects.append(pool | {"spec": {"selector": selector}})
+
+    rules, _ = broken(pooled)
+    assert not rules
 
 
 def test_claims_that_only_one_node_can_mount():

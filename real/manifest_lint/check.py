@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from real.manifest_lint import (
     lifetime,
     names,
+    pods,
     queries,
     scaling,
     scenario,
@@ -22,7 +23,11 @@ def lint(manifests: Sequence[Manifest]) -> list[Finding]:
     """What is wrong, needed and worth knowing: faults first, else in the order of files and lines."""
     objects = [m for m in manifests if m.document.get("kind")]
     found = [finding for manifest in objects for finding in schema.check(manifest)]
-    found += [finding for manifest in objects for finding in names.check(manifest)]
+    found += [
+        finding
+        for manifest in objects
+        for finding in (*names.check(manifest), *pods.check(manifest))
+    ]
     # Rules rely on types that a schema has checked.
     if not any(f.rule == "schema" and "must be" in f.message for f in found):
         cluster = Cluster(manifests)

@@ -36,7 +36,14 @@ def check(server: Server) -> Iterator[Finding]:
 
 
 def version_of(server: Server) -> str | None:
-    """vLLM's version out of the image's tag, as three numbers; None if it says none."""
+    """vLLM's version out of the image's tag, as three numbers; None if it says none.
+
+    Only images named vllm, vllm-openai and the like are tagged with it; others (llm-d, LMCache, ours) count their own.
+    """
+    image = str(server.container.get("image", "")).partition("@")[0]
+    *owners, name = image.split("/")
+    if not name.startswith("vllm") or name.startswith("vllm-twin") or "lmcache" in owners:
+        return None
     found = re.search(r"(?:^|[^\d.])v?(\d+\.\d+\.\d+)", _tag(server))
     return found[1] if found else None
 

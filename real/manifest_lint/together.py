@@ -223,7 +223,12 @@ def around(server: Server, cluster: Cluster) -> Iterator[Finding]:
             "no PodDisruptionBudget: a node upgrade may take all replicas at once",
             "policy/v1 with maxUnavailable: 1",
         )
-    if not cluster.selecting("Service", labels, "spec", "selector"):
+    pooled = any(
+        selects(pool.get("spec", "selector"), labels, plain="matchLabels" not in selector)
+        for pool in cluster.of_kind("InferencePool")
+        for selector in [mapping(pool.get("spec", "selector"))]
+    )
+    if not pooled and not cluster.selecting("Service", labels, "spec", "selector"):
         yield manifest.fault(
             "service",
             ("spec", "template", "metadata", "labels"),
