@@ -200,16 +200,26 @@ def check(document: Any) -> Document | list[Fault]:
 def keys_at(path: KeyPath) -> list[str]:
     """The keys known under the section at `path`; empty if it is none or takes any key."""
     sections: tuple[Any, ...] = (Document,)
+    takes_names = False
     for step in path:
         if isinstance(step, int):
+            continue
+        if takes_names and not any(step in section.model_fields for section in sections):
+            takes_names = False  # a name of the user's, of which the sections are the values
             continue
         fields = [
             section.model_fields[step].annotation
             for section in sections
             if step in section.model_fields
         ]
+        takes_names = any(map(_is_mapping, fields))
         sections = tuple(model for field in fields for model in _models_in(field))
     return sorted({key for section in sections for key in section.model_fields})
+
+
+def _is_mapping(annotation: Any) -> bool:
+    parts = getattr(annotation, "__args__", ())
+    return getattr(annotation, "__origin__", None) is dict or any(map(_is_mapping, parts))
 
 
 def _models_in(annotation: Any) -> list[Any]:

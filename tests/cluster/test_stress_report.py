@@ -10,11 +10,13 @@ from tests.cluster.test_faults import QUICK, broken
 from tests.cluster.test_fleet import hpa, rates
 from tests.runs import document, run
 from twin.clock import PS
+from twin.cluster.cron import parse_cron
 from twin.cluster.forecast import ahead
 from twin.errors import InputError
 from twin.report.html import render_html
 from twin.report.json_summary import summarize, to_json
 from twin.report.parquet import write_series
+from twin.report.scaling import _row
 from twin.report.tables import render
 from twin.scenario import load_scenario
 
@@ -298,3 +300,33 @@ def test_tiers_that_only_the_gateway_tells_apart():
         {"max_inflight": 4, "order": ["ONLINE", "BATCH"]}
     )
     assert "tiers have no effect under policy vllm-fcfs" in said_of({"max_inflight": 4})
+
+
+# --- messages -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("*/0 * * * *", r"the step of '\*/0' must be >= 1, got 0"),
+        ("0 17-5 * * *", "'17-5' begins after its end; write 17-23,0-5"),
+        ("60 * * * *", "'60' is not within 0 to 59"),
+    ],
+)
+def test_what_is_wrong_with_a_cron_expression(expression, message):
+    with pytest.raises(ValueError, match=message):
+        parse_cron(expression)
+
+
+def test_an_unknown_key_under_a_name_of_the_user_is_told_the_known_ones():
+    admission = {"max_inflight": 4, "tiers": {"ONLINE": {"max_wait": 3}}}
+    with pytest.raises(InputError, match=r"tiers\.ONLINE\.max_wait: unknown key.*max_inflight"):
+        load_scenario(document(traffic=[LIMITED], cluster={"admission": admission}))
+
+
+def test_the_reason_of_a_decision_is_told_once():
+    error = "metric x cannot be read: no metrics"
+    row = {"at_s": 1, "scaler": "hpa", "from": 1, "to": 1, "ready": 1, "limit": "",
+           "reason": f"nothing done: {error}", "error": error}  # fmt: skip
+    assert _row(row).count("cannot be read") == 1
+    assert _row(row | {"reason": "nothing done"}).count("cannot be read") == 1

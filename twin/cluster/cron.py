@@ -69,8 +69,14 @@ def _values(field: str, low: int, high: int, text: str, names: tuple[str, ...] =
             start = _number(first, names, text)
             stop = _number(last, names, text) if dash else (high if slash else start)
         every = _number(step, (), text) if slash else 1
-        if not low <= start <= stop <= high or every < 1:
+        if every < 1:
+            raise ValueError(f"{text!r}: the step of {part!r} must be >= 1, got {every}")
+        if not (low <= start <= high and low <= stop <= high):
             raise ValueError(f"{text!r}: {part!r} is not within {low} to {high}")
+        if start > stop:
+            raise ValueError(
+                f"{text!r}: {part!r} begins after its end; write {start}-{high},{low}-{stop}"
+            )
         found.update(range(start, stop + 1, every))
     return found
 

@@ -21,7 +21,7 @@ from twin.cluster.objects import write_behavior
 from twin.cluster.prediction import PredictionSpec
 from twin.cluster.scalers import Look
 from twin.report.stress import forecast_of, forecast_text, warm_pool_of, warm_pool_text
-from twin.report.texts import count, duration, share
+from twin.report.texts import count, duration, plural, share
 from twin.simulation import Result
 
 DECISIONS_KEPT = 500
@@ -280,13 +280,14 @@ def _troubles(fleet: Mapping[str, Any]) -> Iterator[str]:
         pending = fleet["pending"]
         pods, never = pending["pods"], pending["never_placed"]
         how = "never placed" if never == pods else f"{count(never)} of them never placed"
-        yield f"{count(pods)} pods Pending: {pending['why']}; {how}"
+        yield f"{plural(pods, 'pod')} Pending: {pending['why']}; {how}"
     if fleet["warm_pool"]:
         yield warm_pool_text(fleet["warm_pool"])
     if fleet["forecast"]:
         yield forecast_text(fleet["forecast"])
     if fleet["restarts"]:
-        yield f"{count(fleet['restarts'])} containers were killed: {fleet['killed']}"
+        were = "was" if fleet["restarts"] == 1 else "were"
+        yield f"{plural(fleet['restarts'], 'container')} {were} killed: {fleet['killed']}"
     if fleet["looks_with_an_error"]:
         yield (
             f"{count(fleet['looks_with_an_error'])} of {count(fleet['looks'])} looks of the autoscaler met a metric "
@@ -339,7 +340,8 @@ def fleet_section(summary: Mapping[str, Any]) -> str:
 
 
 def _row(row: Mapping[str, Any]) -> str:
-    why = row["reason"] + (f" ({row['error']})" if row["error"] else "")
+    error = row["error"]
+    why = row["reason"] + (f" ({error})" if error and error not in row["reason"] else "")
     cells = (
         duration(row["at_s"]), row["scaler"], row["from"], row["to"], row["ready"], row["limit"] or "", why,
     )  # fmt: skip
