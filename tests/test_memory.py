@@ -1,8 +1,12 @@
 """KV blocks: against what vLLM measured, and how the terms move."""
 
+import json
+
 import pytest
 
+from tests.runs import document
 from twin.errors import InputError
+from twin.scenario import load_scenario
 from twin.step_time.catalogue import find_gpu, find_model
 from twin.step_time.memory import (
     activation_bytes,
@@ -154,3 +158,29 @@ def test_the_null_block_is_not_usable():
         check_one_request_fits(65, 16, 1025)
     for part in ("max_model_len", "1025", "64 of the 65", "1024 tokens"):
         assert part in str(error.value)
+
+
+def test_what_does_not_fit_names_the_options_that_made_it_so(tmp_path):
+    path = tmp_path / "s.yaml"
+    path.write_text(json.dumps(document()))
+    options = ["model=meta-llama/Llama-3.1-70B", "engine.max_num_batched_tokens=4096"]
+    with pytest.raises(InputError) as error:
+        load_scenario(path, options)
+    first, *rest = str(error.value).splitlines()
+    assert all(f"--set {option}" in first for option in options)
+    assert "GB  too little, before any KV cache" in "\n".join(rest)
+    assert not any("left for the KV cache" in line for line in rest)
+
+
+def test_more_blocks_than_fit_are_warned_of():
+    blocks = load_scenario(document(engine={"num_gpu_blocks_override": None})).engine.num_gpu_blocks
+    for share, number in ((1.0, 0), (1.05, 0), (1.5, 1)):
+        engine = {"num_gpu_blocks_override": int(share * blocks)}
+        told = load_scenario(document(engine=engine)).warnings
+        assert sum("vLLM would run out of memory" in warning for warning in told) == number
+
+
+@pytest.mark.parametrize(("size", "fix"), [(7, 16), (40, 32)])
+def test_a_block_that_no_kernel_takes_is_refused(size, fix):
+    with pytest.raises(InputError, match=rf"multiple of 16.*got {size}; choose {fix}"):
+        load_scenario(document(engine={"block_size": size}))

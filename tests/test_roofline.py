@@ -61,6 +61,8 @@ def test_a_profile_loads_and_says_what_it_is():
     assert loaded.to_dict()["hardware"]["step_time"] == "roofline"
     with pytest.raises(InputError, match=r"hardware\.dtype: unknown value 'int3'"):
         roofline(MODEL, H100, 1, "int3", "auto")
+    with pytest.raises(InputError, match=r"hardware\.dtype: float32 has no roofline"):
+        roofline(MODEL, H100, 1, "float32", "auto")
     with pytest.raises(InputError, match="does not divide the 32 attention heads"):
         roofline(MODEL, H100, 3, "bfloat16", "auto")
 
@@ -87,3 +89,11 @@ def test_it_lies_near_the_op_tables():
                 told, table = (step.step_ps(*counts) for step in both)
                 errors.append(abs(told / table - 1))
     assert sorted(errors)[len(errors) // 2] < 0.15
+
+
+def test_a_gpu_by_figures_needs_step_times_of_its_own():
+    figures = {"name": "H100", "memory_bytes": 85 * 10**9, "bandwidth": 1e12, "bf16_flops": 1e14}
+    with pytest.raises(InputError, match=r"H100 is given by figures.*step_time: roofline"):
+        load_scenario(document(hardware={"gpu": figures}))
+    with pytest.raises(InputError, match="did you mean 'roofline'"):
+        load_scenario(document(hardware={"gpu": "H100", "step_time": "Roofline"}))

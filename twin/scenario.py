@@ -289,7 +289,7 @@ def _build(document: schema.Document, origin: Origin) -> Scenario:
     )
     if fleet is not None:
         build.check_most_blocks(engine.num_gpu_blocks, fleet.most_replicas, origin)
-    warnings = build.warnings_of(document, policy_name, policy, traffic, profile, model)
+    warnings = build.warnings_of(document, policy_name, policy, traffic, profile, model, memory)
     told = () if fleet is None else fleet_warnings(fleet, document.cluster)
     return Scenario(
         name=document.name or Path(origin.name).stem,
@@ -415,6 +415,17 @@ def _profile(document: schema.Document, model: ModelSpec, gpu: GpuSpec, origin: 
     """The step-time profile: the file that the scenario names, the packaged one, or by roofline where there is none."""
     hardware, kv_cache_dtype = document.hardware, document.engine.kv_cache_dtype
     tp = hardware.tensor_parallel_size
+    written = hardware.step_time
+    if written is not None and written != ROOFLINE and written.strip().lower() == ROOFLINE:
+        origin.fail(
+            ("hardware", "step_time"), f"{written!r} is no file; did you mean {ROOFLINE!r}?"
+        )
+    if written is None and gpu != GPUS.get(gpu.name):
+        origin.fail(
+            ("hardware", "gpu"),
+            f"{gpu.name} is given by figures, and built-in step times are of GPUs of the catalogue; set "
+            "hardware.step_time: roofline (data sheets, not validated), or to a profile file of this GPU",
+        )
     if hardware.step_time not in (None, ROOFLINE):
         path = origin.resolve(hardware.step_time, "hardware", "step_time")
         content = _read_json(path, ("hardware", "step_time"), origin)
@@ -426,15 +437,10 @@ def _profile(document: schema.Document, model: ModelSpec, gpu: GpuSpec, origin: 
     wanted = Subject(
         catalogue_name(model), tp, stored_dtype(hardware.dtype), stored_kv_dtype(kv_cache_dtype)
     )
-    found = None
-    if gpu == GPUS.get(gpu.name):
-        found = next(
-            (
-                find_profile(packed, wanted, f"{gpu.name}.json")
-                for packed in shipped_profiles(gpu.name)
-            ),
-            None,
-        )
+    found = next(
+        (find_profile(packed, wanted, f"{gpu.name}.json") for packed in shipped_profiles(gpu.name)),
+        None,
+    )
     if found is None:
         with origin.placed("hardware"):
             raise missing_profile(shipped_profiles(*GPUS), gpu.name, wanted)

@@ -117,9 +117,12 @@ class MemoryPlan:
             ),
             (-self.runtime_bytes, "libraries and communication buffers (allowance)"),
             (-self.graph_bytes, f"{self.graph_count} CUDA-graph sizes (allowance)"),
-            (self.kv_bytes, "left for the KV cache"),
         ]
         lines = [f"{number / gb:9.2f} GB  {text}" for number, text in rows]
+        if self.kv_bytes < 0:
+            lines.append(f"{-self.kv_bytes / gb:9.2f} GB  too little, before any KV cache")
+            return "\n".join(lines)
+        lines.append(f"{self.kv_bytes / gb:9.2f} GB  left for the KV cache")
         lines.append(
             f"{self.num_gpu_blocks:9d} blocks of {self.block_size} tokens, {self.block_bytes} bytes each "
             f"({self.kv_bytes_per_token} bytes of KV per token over all GPUs); "

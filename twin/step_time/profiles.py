@@ -20,6 +20,12 @@ Number = int | float
 Points = tuple[tuple[int, Number], ...]
 """(count, picoseconds) with rising counts; linear in between, constant below the first."""
 
+MOST_PS = 10**15
+"""No part of a step takes longer than 1,000 s, and no token, pair or launch does."""
+
+MAX_FALL = 0.9
+"""Noise of measured times: more tokens may take this share of what fewer took, and no less."""
+
 MAX_ROUNDING = Fraction(1, 1000)
 """Largest relative change of the time per context token that rounding to whole picoseconds may cause."""
 
@@ -269,12 +275,19 @@ def parse_profile(mapping: Any, source_name: str) -> Profile:
     counts = [_count(v, f"{source_name}: capture_sizes[{i}]", 1) for i, v in enumerate(sizes)]
     if counts != sorted(set(counts)):
         raise _bad(f"{source_name}: capture_sizes", counts, "rising token counts")
+    dense = points("dense_ps", positive=True)
+    for (fewer, before), (more, after) in pairwise(dense):
+        if after < MAX_FALL * before:
+            raise InputError(
+                f"{source_name}: dense_ps: {more} tokens take {after:g} ps, {fewer} took {before:g}; more tokens "
+                f"must take at least {MAX_FALL:g} times as long. Correct the entry."
+            )
     comm = top["comm_ps"]
     return Profile(
         provenance=provenance,
         max_context=_count(top["max_context"], f"{source_name}: max_context", least=1),
         capture_sizes=tuple(counts),
-        dense_ps=points("dense_ps", positive=True),
+        dense_ps=dense,
         comm_ps=() if comm == [] else points("comm_ps"),
         sample_ps=points("sample_ps"),
         prefill_pair_ps=_number(top["prefill_pair_ps"], f"{source_name}: prefill_pair_ps"),
@@ -330,8 +343,8 @@ def _count(value: Any, where: str, least: int) -> int:
 
 
 def _number(value: Any, where: str) -> Number:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise _bad(where, value, "a finite number of at least 0")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_PS:
+        raise _bad(where, value, f"a number from 0 to {MOST_PS:,} (1,000 s)")
     return value
 
 

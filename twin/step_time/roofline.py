@@ -77,6 +77,11 @@ def roofline(
         raise InputError(
             f"hardware.dtype: unknown value {dtype!r}. Choose one of {', '.join(DTYPE_BITS)}."
         )
+    if dtype == "float32":
+        raise InputError(
+            "hardware.dtype: float32 has no roofline, since 32-bit products do not run at the 16-bit rate that the "
+            "data sheets here give. Choose bfloat16, or give hardware.step_time a profile file."
+        )
     parts = Parts(model, gpu, tensor_parallel_size, dtype, kv_cache_dtype, efficiency)
 
     def points(counts: tuple[int, ...], seconds: Callable[[int], float]) -> tuple[tuple[int, int], ...]:  # fmt: skip
