@@ -6,6 +6,7 @@ the environment variable TWIN_CONTROL_TOKEN, which `twin-real serve` sets, `/hea
 server is told that it is ready, and again while it drains. `/twin/status` tells where it stands.
 """
 
+import asyncio
 import json
 import os
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -47,6 +48,8 @@ class TwinMiddleware:
         self._token = os.environ.get(TOKEN_VARIABLE)
         self._state = "warming up" if self._token else "ready"
         self._in_flight = 0
+        self._reading: set[asyncio.Future[bytes | None]] = set()
+        """Requests whose bodies are not there yet."""
         self._settings: Settings | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -82,7 +85,7 @@ class TwinMiddleware:
 
     async def _infer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Any request that may ask for tokens. It is accepted once it is there as a whole."""
-        body = b"" if self._state == "draining" else await _read(receive)
+        body = b"" if self._state == "draining" else await self._body(receive)
         if body is None:
             return
         if self._state == "draining":
@@ -107,6 +110,20 @@ class TwinMiddleware:
         finally:
             self._in_flight -= 1
 
+    async def _body(self, receive: Receive) -> bytes | None:
+        """The whole body; None if the client has gone before it was there. A drain does not wait for it: empty."""
+        reading = asyncio.ensure_future(_read(receive))
+        self._reading.add(reading)
+        try:
+            return await reading
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._state != "draining" or (task is not None and task.cancelling()):
+                raise
+            return b""
+        finally:
+            self._reading.discard(reading)
+
     async def _converse(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A conversation over a websocket counts as one request."""
         if self._state == "draining":
@@ -128,6 +145,9 @@ class TwinMiddleware:
             await _answer(send, 200, self._status(scope))
         elif scope["method"] == "POST" and action in ("ready", "drain") and self._is_ours(scope):
             self._state = "ready" if action == "ready" else "draining"
+            if action == "drain":
+                for reading in self._reading:
+                    reading.cancel()
             await _answer(send, 200, self._status(scope))
         else:
             await _answer(send, 404, {"detail": "Not Found"})

@@ -183,6 +183,10 @@ class Server:
         """The line of the log that says best what went wrong."""
         return self._log.reason(self._was_ready)
 
+    def last_line(self) -> str:
+        """Of the log."""
+        return self._log.last()
+
     def ask(
         self, method: str, path: str, body: Any = None, timeout: float = 5.0, ours: bool = True
     ) -> tuple[int, Any]:
@@ -405,8 +409,8 @@ def run_server(
                 raise Stopped(f"{left} accepted requests were not answered {why}")
             if server.stop(STOP_PATIENCE_S) and not hurry.is_set():
                 raise Stopped(
-                    f"vLLM did not end within {STOP_PATIENCE_S:g} s and was killed: "
-                    f"{server.reason()}"
+                    f"vLLM did not end within {STOP_PATIENCE_S:g} s and was killed; its last line: "
+                    f"{server.last_line()}"
                 )
             if not is_done:
                 raise Stopped("stopped by a signal before all was done")

@@ -505,14 +505,14 @@ def test_a_signal_drains(strict):
         others = asyncio.create_task(asyncio.to_thread(strict.ask, [("/invocations", other)] * 8))
         await asyncio.sleep(0.6)
         strict.process.send_signal(signal.SIGTERM)
-        return await playing, await others
+        return await playing, await others, await asyncio.to_thread(strict.process.wait, 60), half
 
-    replies, others = asyncio.run(story())
+    replies, others, status, _ = asyncio.run(story())
     assert all((r.status, len(r.token_s)) == (200, 100) for r in replies[:24])
     assert {r.status for r in replies[24:]} <= {503, 0}
     ends = [json.loads(text)["usage"]["completion_tokens"] for _, text in others]
     assert ends == [300] * 8
-    assert strict.process.wait(60) == 0
+    assert status == 0
     assert "draining" in strict.text()
 
 
