@@ -396,6 +396,28 @@ def test_an_inference_pool_finds_the_pods(is_first):
     assert not rules
 
 
+def test_a_wrong_type_hides_nothing_of_other_objects():
+    def change(by_kind, objects):
+        hpa(by_kind).update(minReplicas="2", maxReplicas="8")
+        vllm(by_kind)["args"].append("--scheduler-policy=priority")
+        _without("PodDisruptionBudget")(by_kind, objects)
+
+    rules, found = broken(change)
+    assert rules == {"schema", "unknown-argument", "disruption-budget"}
+    wrong = [f for f in found if f.rule == "schema"]
+    assert {f.message.split(":")[0] for f in wrong} == {"spec.minReplicas", "spec.maxReplicas"}
+    assert {f.subject for f in wrong} == {"HorizontalPodAutoscaler chat-8b"}
+
+
+def test_a_wrong_type_is_found_on_its_own_line(tmp_path):
+    text = rendered("chat-8b").files["hpa.yaml"].replace("maxReplicas: 8", 'maxReplicas: "8"')
+    (tmp_path / "hpa.yaml").write_text(text)
+    line = text[: text.index("maxReplicas")].count("\n") + 1
+    (finding,) = [f for f in findings(tmp_path / "hpa.yaml")[0] if f.rule == "schema"]
+    assert finding.place == f"{tmp_path / 'hpa.yaml'}:{line}"
+    assert finding.message == "spec.maxReplicas: must be a whole number, without quotes, got '8'"
+
+
 def test_claims_that_only_one_node_can_mount():
     claim = {
         "apiVersion": "v1",

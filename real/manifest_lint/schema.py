@@ -3,12 +3,12 @@
 import copy
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from real.manifest_lint.finding import Finding
 from real.manifest_lint.objects import Manifest, dotted, entries
-from twin.cluster.manifest_types import check_types
-from twin.errors import InputError
+from twin.cluster.manifest_types import WrongType, check_types
 from twin.scenario_yaml import KeyPath
 
 VERSION = "1.37"
@@ -79,17 +79,33 @@ BOUNDS = {
 """Path of a number -> the least and the most that the API server takes."""
 
 
+def well_typed(manifest: Manifest) -> tuple[Manifest, list[Finding]]:
+    """(the object without its values of a wrong type, a finding for each of these). Other rules rely on types."""
+    document, found = copy.deepcopy(dict(manifest.document)), []
+    while isinstance(document.get("kind"), str):
+        try:
+            check_types(document, manifest.file)
+            break
+        except WrongType as error:
+            waits = "other rules look at this object once it is of the right type"
+            found.append(manifest.fault("schema", error.path, error.problem, waits))
+            parent: Any = document
+            for step in error.path[:-1]:
+                parent = parent[step]
+            if isinstance(parent, list):
+                parent[int(error.path[-1])] = {} if "mapping" in error.problem else ""
+            else:
+                del parent[error.path[-1]]
+    return (replace(manifest, document=document), found) if found else (manifest, found)
+
+
 def check(manifest: Manifest) -> Iterator[Finding]:
     """What the API server would refuse, and what a schema of an operator does not know."""
     for key in ("apiVersion", "kind"):
         if not isinstance(manifest.document.get(key), str):
             yield manifest.fault("schema", (key,), f"{key}: is missing or no text")
             return
-    try:
-        check_types(manifest.document, manifest.file)
-        yield from _by_schema(manifest)
-    except InputError as error:
-        yield manifest.fault("schema", (), str(error))
+    yield from _by_schema(manifest)
     for path, value in _leaves(manifest.document, ()):
         text = dotted(path)
         for pattern, allowed in ENUMS.items():

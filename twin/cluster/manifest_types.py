@@ -72,8 +72,19 @@ _SPECS: Mapping[str, Shape] = {
 }
 
 
+class WrongType(InputError):
+    """A value of another type than the API server takes."""
+
+    def __init__(self, place: str, path: tuple[str | int, ...], problem: str) -> None:
+        self.path = path
+        """Of the value in the manifest."""
+        self.problem = f"{'.'.join(map(str, path))}: {problem}"
+        """With the path, without the place."""
+        super().__init__(f"{place}: {self.problem}")
+
+
 def check_types(manifest: Mapping[str, Any], place: str) -> None:
-    """Raises InputError for the first value that is of another type than the API server takes; `place` is the file."""
+    """Raises WrongType for the first value that is of another type than the API server takes; `place` is the file."""
     shape = {"kind": TEXT, "metadata": {"name": TEXT}}
     _check(manifest, shape, place, ())
     kind = manifest["kind"]
@@ -81,7 +92,7 @@ def check_types(manifest: Mapping[str, Any], place: str) -> None:
     _check(manifest, {"spec": _SPECS.get(kind, {})}, f"{place}: {kind} {name}", ())
 
 
-def _check(value: Any, shape: Shape, place: str, path: tuple[str, ...]) -> None:
+def _check(value: Any, shape: Shape, place: str, path: tuple[str | int, ...]) -> None:
     if isinstance(shape, tuple):
         wanted, is_right = shape
         if not is_right(value):
@@ -90,7 +101,7 @@ def _check(value: Any, shape: Shape, place: str, path: tuple[str, ...]) -> None:
         if not isinstance(value, Sequence) or isinstance(value, str):
             _fail(value, "a list", place, path)
         for i, entry in enumerate(value):
-            _check(entry, shape[0], place, (*path, str(i)))
+            _check(entry, shape[0], place, (*path, i))
     else:
         if not isinstance(value, Mapping):
             _fail(value, "a mapping of keys", place, path)
@@ -99,7 +110,7 @@ def _check(value: Any, shape: Shape, place: str, path: tuple[str, ...]) -> None:
                 _check(value[key], below, place, (*path, key))
 
 
-def _fail(value: Any, wanted: str, place: str, path: tuple[str, ...]) -> None:
+def _fail(value: Any, wanted: str, place: str, path: tuple[str | int, ...]) -> None:
     shown = repr(value)
     shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-    raise InputError(f"{place}: {'.'.join(path)}: must be {wanted}, got {shown}")
+    raise WrongType(place, path, f"must be {wanted}, got {shown}")
