@@ -277,9 +277,8 @@ def warnings_of(
         admission = document.cluster.admission
         at_gateway = admission is not None and (admission.order or admission.tiers)
         where = " by the engines (the gateway tells them apart)" if at_gateway else ""
-        effect = "no effect in the engines" if at_gateway else "no effect"
         yield (
-            f"tiers have {effect} under policy {policy_name}: {', '.join(tiers)} are served alike{where}; "
+            f"tiers have no effect under policy {policy_name}: {', '.join(tiers)} are served alike{where}; "
             "priority, tiered or vllm-priority tell them apart"
         )
     if policy is not None:

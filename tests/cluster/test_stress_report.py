@@ -2,6 +2,7 @@
 
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -241,8 +242,8 @@ def test_faults_are_told_as_they_came():
     assert told[1]["requests"] == lost > 0
     text = " ".join(render(summary).split())
     assert "slow by 1.5 until 4 s: pods 0, 1 with" in text
-    assert f"crash: pods 0 with {lost} request" in text
-    assert "; pods 99 were not there" in text
+    assert f"crash: pod 0 with {lost} request" in text
+    assert "; not there: pod 99" in text
     warnings = " ".join(summary["warnings"])
     assert "cluster.faults.0: crash at 1,000 s never came: the run ended at 20.0 s" in warnings
     assert "cluster.faults.1: crash at 6 s struck nobody: no pod of 99 was there" in warnings
@@ -330,3 +331,23 @@ def test_the_reason_of_a_decision_is_told_once():
            "reason": f"nothing done: {error}", "error": error}  # fmt: skip
     assert _row(row).count("cannot be read") == 1
     assert _row(row | {"reason": "nothing done"}).count("cannot be read") == 1
+
+
+# --- the example --------------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_example_is_that_of_the_page_and_uses_every_section():
+    path = ROOT / "examples" / "05-stress.yaml"
+    text = path.read_text()
+    page = (ROOT / "docs" / "cluster.md").read_text()
+    assert text[text.index("name:") :] in page
+    summary = summarize(run(path, "run.until=170", "traffic.0.duration=170"))
+    gateway = summary["gateway"]
+    assert gateway["queue"]["most"] > 0
+    assert gateway["followed"]
+    assert [fault["came"] for fault in gateway["faults"]] == [True, True, False]
+    assert summary["fleet"]["warm_pool"]["claims"] > 0
+    assert summary["fleet"]["forecast"]["forecasts"] > 10
+    assert all(fault["struck"] for fault in gateway["faults"] if fault["came"])

@@ -3,7 +3,7 @@
 Each part is there only where it was used.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -321,11 +321,15 @@ def _fault_text(fault: Mapping[str, Any]) -> str:
         return f"{text}: never came, the run was over"
     if not fault["struck"]:
         return f"{text}: struck nobody"
-    text += f": pods {', '.join(map(str, fault['struck']))}"
+    text += f": {_pods(fault['struck'])}"
     if fault["requests"] is not None:
         text += f" with {plural(fault['requests'], 'request')}"
     absent = sorted(set(fault["pods"]) - set(fault["struck"]))
-    return text + (f"; pods {', '.join(map(str, absent))} were not there" if absent else "")
+    return text + (f"; not there: {_pods(absent)}" if absent else "")
+
+
+def _pods(numbers: Sequence[int]) -> str:
+    return f"{'pod' if len(numbers) == 1 else 'pods'} {', '.join(map(str, numbers))}"
 
 
 def gateway_section(summary: Mapping[str, Any]) -> str:
