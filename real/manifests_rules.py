@@ -46,7 +46,11 @@ def prometheus_rule(setup: Setup) -> dict[str, Any]:
 def groups(setup: Setup) -> list[dict[str, Any]]:
     """The rules as groups of Prometheus."""
     recording = [*_recorded(setup), *_predicted(setup)]
-    alerting = [*_burning(setup), *_states(setup), *_drifting(setup)]
+    whose = {"service": setup.name, "namespace": setup.namespace}
+    alerting = [
+        alert | {"labels": whose | alert["labels"]}
+        for alert in (*_burning(setup), *_states(setup), *_drifting(setup))
+    ]
     return [
         {"name": f"{setup.name}-recording", "interval": "30s", "rules": recording},
         {"name": f"{setup.name}-alerts", "rules": alerting},

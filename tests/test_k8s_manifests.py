@@ -14,6 +14,7 @@ from real.manifests import read_scenario, render
 from real.manifests_numbers import MARGIN, cold_start_of, numbers_of, start_quantile_s
 from real.manifests_pod import GPU
 from real.manifests_predict import Prediction, predict
+from real.manifests_rules import groups
 from real.manifests_scaling import scoped
 from real.manifests_setup import FINGERPRINT, Setup
 from real.manifests_text import object_name, written
@@ -319,6 +320,26 @@ def test_kustomize_keeps_tag_and_digest_of_the_image(image, pinned, tmp_path):
 def test_names_that_kubernetes_refuses_are_refused(changes, words):
     with pytest.raises(InputError, match=words):
         render(replace(setup_of("laptop"), **changes))
+
+
+def test_every_alert_says_whose_it_is():
+    setup = replace(setup_of("chat-8b"), namespace="tenant-b")
+    alerts = [rule for group in groups(setup) for rule in group["rules"] if "alert" in rule]
+    assert len(alerts) >= 7
+    for alert in alerts:
+        assert alert["labels"]["service"] == "chat-8b"
+        assert alert["labels"]["namespace"] == "tenant-b"
+
+
+def test_where_a_fallback_is_written_lost_metrics_lead_to_it():
+    """With ignoreNullValues true, as by default, no series means no load, and the minimum instead."""
+    overlay = of_kind(rendered("docs-70b").objects, "ScaledObject")
+    component = yaml.safe_load((ROOT / "k8s/components/keda/scaledobject.yaml").read_text())
+    for found in (overlay, component):
+        assert found["spec"]["fallback"]["replicas"] > found["spec"]["minReplicaCount"]
+        for trigger in found["spec"]["triggers"]:
+            if trigger["type"] == "prometheus":
+                assert trigger["metadata"]["ignoreNullValues"] == "false"
 
 
 def test_two_sleepers_get_a_budget():
