@@ -238,6 +238,8 @@ def _include_history(written: dict[str, Any], origin: Origin) -> None:
     if not isinstance(prediction, dict) or not isinstance(prediction.get("history"), str):
         return
     place = ("cluster", "prediction", "history")
+    if not prediction["history"].strip():
+        origin.fail(place, "is empty; write the name of a file, a list of rates, or remove it")
     path = origin.resolve(prediction["history"], *place)
     with origin.placed(*place, named=True):
         lines = _read_text(path).splitlines()

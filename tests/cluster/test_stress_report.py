@@ -351,3 +351,8 @@ def test_the_example_is_that_of_the_page_and_uses_every_section():
     assert summary["fleet"]["warm_pool"]["claims"] > 0
     assert summary["fleet"]["forecast"]["forecasts"] > 10
     assert all(fault["struck"] for fault in gateway["faults"] if fault["came"])
+
+
+def test_a_history_without_a_name_is_refused():
+    with pytest.raises(InputError, match=r"prediction\.history: is empty; write the name"):
+        load_scenario(alone("last_value", history=""))
