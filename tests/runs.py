@@ -71,6 +71,9 @@ def flat_profile(folder: Path, step_ps: int, name: str = "flat.json") -> str:
         "host_sync_ps": by_request,
         "host_async_ps": by_request,
         "gap_ps": 0,
+        "prefill_base_ps": 0,
+        "mixed_context_ps": [],
+        "gap_seq_ps": 0,
     }  # fmt: skip
     path = folder / name
     path.write_text(json.dumps(profile), encoding="utf-8")

@@ -237,16 +237,12 @@ def describe(model: str, gpu: str, tensor_parallel_size: int, dtype: str) -> str
     return f"{model} on {gpu}, TP {tensor_parallel_size}, {dtype}"
 
 
-OPTIONAL = {"prefill_base_ps": 0, "mixed_context_ps": [], "gap_seq_ps": 0}
-"""Parts that a file may leave out."""
-
-
 def parse_profile(mapping: Any, source_name: str) -> Profile:
     """The profile in a parsed JSON document; `source_name` (the file) begins each error message.
 
     Raises InputError for unknown or missing keys and for values that no step time can have.
     """
-    top = _mapping(mapping, source_name, {f.name for f in fields(Profile)}, OPTIONAL)
+    top = _mapping(mapping, source_name, {f.name for f in fields(Profile)})
     where = f"{source_name}: provenance"
     p = _mapping(top["provenance"], where, {f.name for f in fields(Provenance)})
     texts = {
@@ -306,9 +302,7 @@ def _bad(where: str, value: Any, wanted: str) -> InputError:
     return InputError(f"{where}: {value!r} is not allowed here; it must be {wanted}.")
 
 
-def _mapping(
-    value: Any, where: str, keys: set[str], defaults: Mapping[str, Any] | None = None
-) -> Mapping[str, Any]:
+def _mapping(value: Any, where: str, keys: set[str]) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise _bad(where, value, "a mapping with the keys " + ", ".join(sorted(keys)))
     for key in value:
@@ -318,10 +312,9 @@ def _mapping(
             raise InputError(
                 f"{where}: unknown key {key!r}{hint} Known keys: {', '.join(sorted(keys))}."
             )
-    found: dict[str, Any] = {**(defaults or {}), **value}
-    if missing := sorted(keys - set(found)):
+    if missing := sorted(keys - set(value)):
         raise InputError(f"{where}: missing key {', '.join(map(repr, missing))}. Add it.")
-    return found
+    return value
 
 
 def _list(value: Any, where: str) -> list[Any]:
