@@ -58,7 +58,7 @@ def groups(setup: Setup) -> list[dict[str, Any]]:
 
 
 def _mine(setup: Setup) -> str:
-    return f'namespace="{setup.namespace}",pod=~"{setup.name}-.+"'
+    return f'namespace="{setup.namespace}",pod=~"{setup.serving_pods}"'
 
 
 def _recorded(setup: Setup) -> Iterator[dict[str, Any]]:

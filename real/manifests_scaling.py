@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from real.manifests_setup import Setup
+from real.manifests_setup import POD_SUFFIX, Setup
 from real.manifests_text import document
 from twin.clock import PS
 from twin.cluster.fleet_spec import ScalerSpec
@@ -82,7 +82,7 @@ def _forecast(setup: Setup, spec: PredictionSpec) -> QueryTrigger:
             "cluster.prediction.drives: metric is what a service of your own would export; write floor, which "
             "becomes a trigger over the requests that Prometheus has seen"
         )
-    own = f'namespace="{setup.namespace}",pod=~"{setup.name}-proxy-.+",proxy="api"'
+    own = f'namespace="{setup.namespace}",pod=~"{setup.name}-proxy{POD_SUFFIX}",proxy="api"'
     series = f"haproxy_frontend_http_requests_total{{{own}}}"
     rate = f"sum(rate({series}[{_duration(spec.interval_ps)}]))"
     if spec.forecaster == "seasonal_naive":
@@ -100,7 +100,7 @@ def _forecast(setup: Setup, spec: PredictionSpec) -> QueryTrigger:
 
 
 def _matchers(setup: Setup) -> str:
-    return f'namespace="{setup.namespace}",pod=~"{setup.name}-.+"'
+    return f'namespace="{setup.namespace}",pod=~"{setup.pods}"'
 
 
 def scoped(query: str, matchers: str) -> str:

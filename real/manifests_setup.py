@@ -24,6 +24,9 @@ METRICS_FOLDER = "/var/lib/twin-metrics"
 MODELS = "/models"
 """Where the weights are mounted."""
 
+POD_SUFFIX = "-[a-z0-9]+-[a-z0-9]{5}"
+"""What the names of a Deployment's pods have behind its own: the hash of the template, and five letters."""
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -80,6 +83,16 @@ class Setup:
         if not self.has_standby:
             return self.labels("engine")
         return {"app.kubernetes.io/name": self.name, "vllm-twin/serves": "requests"}
+
+    @property
+    def pods(self) -> str:
+        """Regular expression of PromQL for the names of the Deployment's own pods: of no other that begins alike."""
+        return f"{self.name}{POD_SUFFIX}"
+
+    @property
+    def serving_pods(self) -> str:
+        """The same for all pods that requests go to: sleepers too, which have a Deployment of their own."""
+        return f"{self.name}(-standby)?{POD_SUFFIX}" if self.has_standby else self.pods
 
     def labels(self, component: str) -> Mapping[str, str]:
         """What selects the pods of a component."""

@@ -1,6 +1,7 @@
 """`twin-real manifests --out`: what was simulated is what is rendered, to the byte of the policy, and reads back."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -99,7 +100,7 @@ def test_what_twin_import_reads_off_the_objects_is_what_was_simulated(name):
     )
 
 
-MINE = 'namespace="inference",pod=~"NAME-.+"'
+MINE = 'namespace="inference",pod=~"NAME-[a-z0-9]+-[a-z0-9]{5}"'
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -340,6 +341,33 @@ def test_where_a_fallback_is_written_lost_metrics_lead_to_it():
         for trigger in found["spec"]["triggers"]:
             if trigger["type"] == "prometheus":
                 assert trigger["metadata"]["ignoreNullValues"] == "false"
+
+
+@pytest.mark.parametrize(
+    ("pod", "is_own", "is_serving"),
+    [
+        ("docs-70b-7d9c5b7f4d-x2v4z", True, True),
+        ("docs-70b-standby-7d9c5b7f4d-x2v4z", False, True),
+        ("docs-70b-proxy-7d9c5b7f4d-x2v4z", False, False),
+        ("docs-70b-placeholder-7d9c5b7f4d-x2v4z", False, False),
+        ("docs-70b-eu-7d9c5b7f4d-x2v4z", False, False),
+        ("eu-docs-70b-7d9c5b7f4d-x2v4z", False, False),
+    ],
+)
+def test_queries_count_the_pods_of_the_deployment_and_no_others(pod, is_own, is_serving):
+    """Prometheus matches whole values. A service whose name begins alike is another one."""
+    setup = setup_of("docs-70b")
+    assert bool(re.fullmatch(setup.pods, pod)) == is_own
+    assert bool(re.fullmatch(setup.serving_pods, pod)) == is_serving
+    scaled = of_kind(rendered("docs-70b").objects, "ScaledObject")["spec"]["triggers"]
+    assert f'pod=~"{setup.pods}"' in scaled[0]["metadata"]["query"]
+    rules = json.dumps(groups(setup))
+    assert rules.count("pod=~") == rules.count(json.dumps(f'pod=~"{setup.serving_pods}"')[1:-1])
+    for board in ("operations", "tiers"):
+        text = (ROOT / "k8s" / "dashboards" / f"{board}.json").read_text()
+        for found in re.findall(r'pod=~\\"\$service(.+?)\\"', text):
+            own = re.fullmatch("docs-70b" + found, pod)
+            assert bool(own) == (is_serving if "proxy" not in found else "-proxy-" in pod)
 
 
 def test_two_sleepers_get_a_budget():

@@ -33,7 +33,7 @@ STEP = 15
 """Seconds between two samples."""
 MIXED = {"ONLINE": 0.6, "BATCH": 0.4}
 OBJECTIVES = {"ONLINE": {"ttft_p99": 1.0, "e2e_p95": 10.0}}
-PODS = {str(i): f"small-{i}" for i in range(4)}
+PODS = {str(i): f"small-{i}-00000" for i in range(4)}
 
 
 def source(traffic, **sections):
@@ -399,9 +399,7 @@ def test_each_alert_fires_where_it_should(overloaded, predicted, tmp_path):
     rules = groups(setup_for(overloaded, predicted))
     series = input_series(overloaded, tmp_path, rules)
     # A failure of the policy is the one thing that the twin does not do.
-    failed = (
-        'twin:policy_errors_total{namespace="inference",pod="small-0",model_name="m",engine="0"}'
-    )
+    failed = 'twin:policy_errors_total{namespace="inference",pod="small-0-00000",model_name="m",engine="0"}'
     count = 900 // STEP + 1
     series.append({"series": failed, "values": f"0x{count - 10} 1x8"})
     found = alerts(tmp_path, rules, series, 900)
@@ -420,7 +418,7 @@ def test_an_alert_tells_which_tier(overloaded, predicted, tmp_path):
     rules = groups(setup_for(overloaded, predicted))
     found = alerts(tmp_path, rules, input_series(overloaded, tmp_path, rules), 900)
     assert 'tier="ONLINE"' in found["SloBurnFast"]
-    assert 'pod="small-0"' in found["PreemptionStorm"]
+    assert 'pod="small-0-00000"' in found["PreemptionStorm"]
     assert "preemptions for each request" in found["PreemptionStorm"]
 
 

@@ -56,7 +56,7 @@ def scraped(setup, tmp_path_factory):
         }
         for r in endpoint["metricRelabelings"]
     ]
-    labels = {"namespace": setup.namespace, "pod": f"{setup.name}-7d9-x"}
+    labels = {"namespace": setup.namespace, "pod": f"{setup.name}-7d9-x2v4z"}
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": ["rules.yml"],
