@@ -1,6 +1,7 @@
 """Mixed requests against a server, and what its own metrics say of each tier."""
 
 import asyncio
+import math
 import random
 from collections.abc import Iterator
 from http.client import HTTPConnection
@@ -86,8 +87,8 @@ def bound(buckets: list[tuple[float, float]], q: float) -> float | None:
 
 
 LATENCIES = (
-    ("TTFT", "time_to_first_token_seconds"),
     ("queue", "request_queue_time_seconds"),
+    ("TTFT", "time_to_first_token_seconds"),
     ("E2E", "e2e_request_latency_seconds"),
 )
 
@@ -112,19 +113,23 @@ def report(found: Samples, replies: list[Reply]) -> str:
 
 
 def _row(found: Samples, head: str, count: float, prefix: str, labels: dict[str, str]) -> str:
-    cells = [f"{head:<10}{count:>9.0f}"]
-    for _, latency in LATENCIES:
+    cells: list[str] = []
+    known = math.inf
+    # From the longest: a request waits no longer than to its first token, and that comes no later than its last.
+    for _, latency in reversed(LATENCIES):
         name = prefix + latency
         observed = _sum(found, f"{name}_count", labels)
         mean = _sum(found, f"{name}_sum", labels) / observed if observed else None
-        cells.append(f"{'-' if mean is None else format(mean, '.3f'):>12}")
         counts: dict[float, float] = {}
         for own, value in _matching(found, f"{name}_bucket", labels):
             upper = float(own["le"])
             counts[upper] = counts.get(upper, 0.0) + value
         p99 = bound(list(counts.items()), 0.99)
+        if p99 is not None and observed == count:
+            p99 = known = min(p99, known)
         cells.append(f"{'-' if p99 is None else f'<= {p99:g}':>9}")
-    return "".join(cells)
+        cells.append(f"{'-' if mean is None else format(mean, '.3f'):>12}")
+    return f"{head:<10}{count:>9.0f}" + "".join(reversed(cells))
 
 
 def _matching(

@@ -133,12 +133,8 @@ def test_the_table_contradicts_neither_itself_nor_the_number_of_requests(policy)
     for row in rows[1:-1]:
         cells = row.split()
         assert int(cells[1]) == COUNTED
-        assert [float(cells[i]) for i in (2, 5, 8)] == list(VALUES.values())
-        assert [cells[i : i + 2] for i in (3, 6, 9)] == [
-            ["<=", "0.5"],
-            ["<=", "0.3"],
-            ["<=", "0.3"],
-        ]
+        assert [float(cells[i]) for i in (2, 5, 8)] == [0.14, 0.28, 0.29]
+        assert [cells[i : i + 2] for i in (3, 6, 9)] == [["<=", "0.3"]] * 3
     assert rows[-1].startswith("1 of 2 replies complete, 40 preemptions, last reply after 3.0 s")
 
 
