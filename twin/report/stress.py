@@ -209,9 +209,9 @@ def stress_warnings(result: Result) -> Iterator[str]:
         if not fault["came"]:
             yield f"{name} never came: the run ended at {duration(to_seconds(result.simulated_ps))}"
         elif not fault["struck"]:
-            whom = f" of {', '.join(map(str, fault['pods']))}" if fault["pods"] else ""
+            whom = f" {', '.join(map(str, fault['pods']))}" if fault["pods"] else ""
             where = "" if fault["node"] is None else f" on node {fault['node']}"
-            yield f"{name} struck nobody: no pod{whom}{where} was there, running"
+            yield f"{name} struck nobody: no pod{whom}{where} was there and ran"
     most = fleet.most_replicas
     for i, schedule in enumerate(fleet.scaler.schedules):
         if schedule.min_replicas > most:
