@@ -373,7 +373,7 @@ def test_a_step_with_a_prompt_pays_a_launch():
         (["gap_ps"], -1, ["gap_ps", "-1"]),
         (["gap_ps"], 1e30, ["gap_ps: 1e+30", "from 0 to"]),
         (["dense_ps"], [[1, 1e41]], ["dense_ps[0][1]: 1e+41", "from 0 to"]),
-        (["prefill_base_ps"], 1e16, ["prefill_base_ps", "from 0 to"]),
+        (["prefill_base_ps"], 1e17, ["prefill_base_ps", "from 0 to"]),
         (["dense_ps"], [[1, 1000], [20, 500]], ["dense_ps: 20 tokens take 500 ps, 1 took 1000"]),
         (["max_context"], 0, ["max_context", "at least 1"]),
         (["max_context"], 1.5, ["max_context", "1.5"]),

@@ -20,8 +20,8 @@ Number = int | float
 Points = tuple[tuple[int, Number], ...]
 """(count, picoseconds) with rising counts; linear in between, constant below the first."""
 
-MOST_PS = 10**15
-"""No part of a step takes longer than 1,000 s, and no token, pair or launch does."""
+MOST_PS = 86_400 * 10**12
+"""No part of a step takes longer than a day, and no token, pair or launch does."""
 
 MAX_FALL = 0.9
 """Noise of measured times: more tokens may take this share of what fewer took, and no less."""
@@ -337,7 +337,7 @@ def _count(value: Any, where: str, least: int) -> int:
 
 def _number(value: Any, where: str) -> Number:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_PS:
-        raise _bad(where, value, f"a number from 0 to {MOST_PS:,} (1,000 s)")
+        raise _bad(where, value, f"a number from 0 to {MOST_PS:,} (a day)")
     return value
 
 
