@@ -209,6 +209,24 @@ RULES = {
         "resources", lambda k, o: vllm(k)["resources"]["limits"].update({"nvidia.com/gpu": 2})
     ),
     "GPUs without a limit": ("resources", lambda k, o: vllm(k)["resources"]["limits"].pop("nvidia.com/gpu")),
+    "object that is there twice": ("duplicate", lambda k, o: o.append(copy.deepcopy(k["PodDisruptionBudget"]))),
+    "Service in another namespace": (
+        "namespace",
+        lambda k, o: (
+            [i["metadata"].update(namespace="a") for i in o],
+            k["Service", "chat-8b-pods"]["metadata"].update(namespace="b")
+        ),
+    ),
+    "budget of all": (
+        "disruption-budget",
+        lambda k, o: (
+            k["PodDisruptionBudget", "chat-8b"]["spec"].pop("maxUnavailable"),
+            k["PodDisruptionBudget", "chat-8b"]["spec"].update(minAvailable=8),
+        ),
+    ),
+    "budget of none": (
+        "disruption-budget", lambda k, o: k["PodDisruptionBudget", "chat-8b"]["spec"].update(maxUnavailable=0)
+    ),
     "field of an operator": ("schema", lambda k, o: k["PodMonitor"]["spec"].update(selectors={})),
     "unknown argument": ("unknown-argument", _argument("--scheduler-policy=priority")),
     "argument of a later version": ("unknown-argument", _argument("--sleep-mode-backend=cumem")),

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from real.manifest_lint import (
     lifetime,
     names,
+    neighbours,
     pods,
     queries,
     scaling,
@@ -49,7 +50,7 @@ def _together(cluster: Cluster) -> Iterator[Finding]:
         yield from servers.check(server)
         yield from lifetime.check(server, cluster)
     yield from servers.strangers(cluster)
-    for module in (together, scaling, queries, scenario):
+    for module in (together, neighbours, scaling, queries, scenario):
         yield from module.check(cluster)
 
 
