@@ -300,6 +300,10 @@ def _derived(setup: Setup) -> list[str]:
     """Values that the scenario leaves open and the twin did not simulate with."""
     fleet, numbers = setup.scenario.cluster.fleet, setup.numbers
     told = []
+    if setup.name != setup.scenario.name:
+        told.append(
+            f"derived: the objects are named {setup.name}, as Kubernetes does not take {setup.scenario.name!r}"
+        )
     if fleet is None or fleet.probes.startup is None:
         told.append(
             f"derived: startup probe of {numbers.startup_s} s; cluster.probes.startup: {{periodSeconds: 10, "

@@ -1,5 +1,6 @@
 """How are Kubernetes objects written so that people like to read them? Block style, a comment on top."""
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -57,10 +58,16 @@ def compact(value: Any) -> str:
 
 
 def object_name(name: str) -> str:
-    """A name that Kubernetes takes, like the one given: lower case, digits and hyphens, at most 40 characters."""
+    """A name that Kubernetes takes, like the one given: lower case, digits and hyphens, at most 40 characters.
+
+    Where letters are cut off or have no like, six digits of a hash keep it apart from other names.
+    """
     plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     plain = plain if plain[:1].isalpha() else f"llm-{plain}".rstrip("-")
-    return plain[:40].rstrip("-")
+    if len(plain) <= 40 and (name.isascii() and re.search("[a-z0-9]", name.lower())):
+        return plain
+    mark = hashlib.sha256(name.encode()).hexdigest()[:6]
+    return f"{plain[:33].rstrip('-')}-{mark}"
 
 
 def document(version: str, kind: str, name: str, **parts: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import yaml
 
 from real.manifest_lint.check import lint
 from real.manifest_lint.objects import Manifest
+from real.manifest_names import label_problem
 from real.manifests import read_scenario, render
 from real.manifests_numbers import MARGIN, cold_start_of, numbers_of, start_quantile_s
 from real.manifests_pod import GPU
@@ -211,8 +212,11 @@ def test_queries_are_scoped_in_every_selector_and_nowhere_else():
 
 
 def test_names_and_texts_that_yaml_or_kubernetes_would_mistake():
-    assert object_name("04 Auto_scaling/ß!") == "llm-04-auto-scaling"
+    assert object_name("04 Auto_scaling/!") == "llm-04-auto-scaling"
     assert len(object_name("x" * 90)) == 40
+    alike = ["x" * 90, "x" * 91, "x" * 40, "東京", "大阪", "!", "?", "chat ß", "chat ä", "chat"]
+    assert len({object_name(name) for name in alike}) == len(alike)
+    assert not [name for name in alike if label_problem(object_name(name))]
     document = {"a": "yes", "b": "1e3", "c": "0x1", "d": "12:30", "e": "plain", "f": "two\nlines\n"}
     text = written([document])
     assert yaml.safe_load(text) == document
@@ -368,6 +372,18 @@ def test_queries_count_the_pods_of_the_deployment_and_no_others(pod, is_own, is_
         for found in re.findall(r'pod=~\\"\$service(.+?)\\"', text):
             own = re.fullmatch("docs-70b" + found, pod)
             assert bool(own) == (is_serving if "proxy" not in found else "-proxy-" in pod)
+
+
+def test_a_name_that_is_not_the_scenarios_is_said():
+    setup = setup_of("laptop")
+    document = setup.scenario.to_dict() | {"name": "Köln Chat"}
+    result = render(replace(setup, scenario=load_scenario(document)))
+    (note,) = [note for note in result.notes if "named" in note]
+    name = of_kind(result.objects, "ServiceAccount")["metadata"]["name"]
+    assert name.startswith("k-ln-chat-")
+    assert name in note
+    assert "Köln Chat" in note
+    assert not [note for note in rendered("laptop").notes if "are named" in note]
 
 
 def test_two_sleepers_get_a_budget():
