@@ -29,6 +29,14 @@ from twin.scenario_yaml import parse
 SCENARIO_KEY = "scenario.yaml"
 """In the ConfigMap."""
 
+SHARED = ("default", "kube-system", "kube-public", "kube-node-lease")
+"""Namespaces that every cluster has: not ours to make, to restrict or to delete."""
+
+GOES_TOO = (
+    "kubectl delete -k deletes the namespace too, with all that is in it: claims, other services."
+)
+"""Comment of the Namespace."""
+
 
 @dataclass(frozen=True)
 class Rendered:
@@ -46,7 +54,6 @@ def render(setup: Setup, has_proxy: bool = True) -> Rendered:
     """The overlay of a scenario. Raises InputError for what cannot be rendered, with the way out."""
     _check(setup)
     parts: dict[str, tuple[str, list[dict[str, Any]]]] = {
-        "namespace.yaml": ("", [namespace(setup)]),
         "serviceaccount.yaml": (
             "No permissions: neither vLLM nor the proxy speaks to the API server.",
             [service_account(setup)],
@@ -62,6 +69,8 @@ def render(setup: Setup, has_proxy: bool = True) -> Rendered:
         ),
         "rules.yaml": ("", [prometheus_rule(setup)]),
     }  # fmt: skip
+    if setup.namespace not in SHARED:
+        parts = {"namespace.yaml": (GOES_TOO, [namespace(setup)])} | parts
     if not setup.tiny and priority_class_of(setup) not in ALWAYS_THERE:
         parts["priorityclass.yaml"] = ("", [priority_class(setup)])
     scaled = scaler(setup)

@@ -386,6 +386,17 @@ def test_a_name_that_is_not_the_scenarios_is_said():
     assert not [note for note in rendered("laptop").notes if "are named" in note]
 
 
+def test_a_namespace_that_every_cluster_has_is_not_rendered():
+    for name, wanted in (("default", 0), ("tenant-b", 1)):
+        result = render(replace(setup_of("laptop"), namespace=name))
+        assert sum(o["kind"] == "Namespace" for o in result.objects) == wanted
+        kustomization = yaml.safe_load(result.files["kustomization.yaml"])
+        assert kustomization["namespace"] == name
+        assert sorted(kustomization["resources"]) == sorted(
+            set(result.files) - {"kustomization.yaml"}
+        )
+
+
 def test_two_sleepers_get_a_budget():
     document = setup_of("docs-70b").scenario.to_dict()
     document["cluster"]["warm_pool"]["standby"] = 2
