@@ -269,6 +269,8 @@ class Guard:
             for place in (
                 sys.prefix, sys.base_prefix, paths["stdlib"], paths["purelib"], Path(__file__).parents[1] / "twin",
                 Path(__file__).parent, "/usr/share/zoneinfo", "/dev", "/proc", "/sys",
+                # Where an installation that is worked on has its version.
+                Path(__file__).parents[1] / "vllm_twin.egg-info",
             )
         )  # fmt: skip
         self.uploads: frozenset[str] = frozenset()
@@ -281,7 +283,7 @@ class Guard:
         if name in self.uploads:
             return
         path = os.path.realpath(name)
-        if not path.startswith(self._places):
+        if not any(path == place or path.startswith(place + os.sep) for place in self._places):
             sys.stderr.write(f"refused to open {path}\n")
             raise PermissionError(
                 "the scenario names a file of the server; the page takes uploads only"
