@@ -94,9 +94,16 @@ class Browser:
         return str(self.wait(read, f"the input {label!r}"))
 
     def upload(self, path: Path) -> None:
-        self.wait(lambda: self.all('input[type="file"]'), "a place for files")[0].send_keys(
-            str(path)
-        )
+        for _ in range(3):
+            self.wait(lambda: self.all('input[type="file"]'), "a place for files")[0].send_keys(
+                str(path)
+            )
+            try:
+                self.reads(path.name)
+            except AssertionError:  # The page was drawn anew in between, and the place with it.
+                continue
+            return
+        raise AssertionError(f"{path.name} was not taken")
 
     def charts(self) -> int:
         """Charts that are drawn."""
