@@ -16,7 +16,9 @@ ROOT = Path(__file__).parents[1]
 OURS = "simpy pandas pyarrow plotly streamlit optuna joblib ray aiohttp hypothesis pytest dashboard"
 ALLOWED = {
     "twin.scheduling": set(),
-    "real.middleware": {"real.middleware", "real.hints"},
+    "real.middleware": {
+        "real.middleware", "real.hints", "real.exchange", "real.replies", "real.request_hints",
+    },
     "real.scheduler": {
         "real.scheduler", "real.waiting", "real.hints", "real.exporter", "real.vllm_names",
         "twin.metrics", "twin.metrics.gauges", "twin.report", "twin.report.metric_names",
