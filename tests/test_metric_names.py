@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.test_faults import broken
 from tests.runs import document, run, stream
 from twin.metrics.engine_time import LIMITS, USES
 from twin.metrics.estimated_wait import WaitErrors
@@ -38,6 +39,13 @@ def observed():
     return run(source, *changes, observe=True)
 
 
+@pytest.fixture(scope="module")
+def observed_cluster():
+    """One with a gateway that has a limit, and with a pod that crashes."""
+    limit = {"max_inflight": 3, "max_queue": 2}
+    return run(broken({"kind": "crash", "at": 5}, admission=limit), observe=True)
+
+
 def test_the_table_of_prometheus_has_every_metric_that_is_written():
     written = {metric.exposed for metric in (*VLLM, *TWIN)}
     listed = set(re.findall(r"`((?:vllm|twin):\w+)`", section("In Prometheus")))
@@ -65,25 +73,29 @@ def test_every_metric_is_written_once_with_its_labels(observed, tmp_path):
         assert set(metric.labels) <= set(re.findall(r"`(\w+)`", row.rsplit("|", 2)[1])), metric.name
 
 
-def test_columns_of_the_time_series_are_documented(observed):
+def test_columns_of_the_time_series_are_documented(observed, observed_cluster):
     table = section("Metrics over time")
-    names = {re.sub(r"\.\w+$", ".<TIER>", name) for name in next(iter(observed.series.rows()))}
+    names = {
+        re.sub(r"\.\w+$", ".<TIER>", name)
+        for result in (observed, observed_cluster)
+        for name in next(iter(result.series.rows()))
+    }
     listed = set(
         re.findall(r"`([^`]+)`", "\n".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE)))
     )
     assert listed == names
 
 
-def test_fields_of_events_are_documented(observed):
+def test_fields_of_events_are_documented(observed, observed_cluster):
     table = section("Events")
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == {"kind", *KINDS}
-    seen = {event.kind for event in observed.log}
-    assert seen == set(KINDS)
-    for event in observed.log:
+    log = [*observed.log, *observed_cluster.log]
+    assert {event.kind for event in log} == set(KINDS)
+    for event in log:
         [row] = [line for line in table.splitlines() if line.startswith(f"| `{event.kind}`")]
         for name in event.details:
             assert f"`{name}`" in row, (event.kind, name)
-    for name in json.loads(json.dumps(observed.log[0].to_dict())):
+    for name in json.loads(json.dumps(log[0].to_dict())):
         assert f"`{name}`" in table
 
 

@@ -279,7 +279,7 @@ def test_nodes_bound_what_can_start():
 def test_a_run_without_a_replica_says_so():
     told = summarize(run(fleet({"pod": {"priority_class": "gone"}})))
     assert told["totals"]["refused"] == 40
-    assert told["verdict"].startswith("There is no time in the run at which a replica was there")
+    assert told["verdict"] == "40 of 40 requests were refused: no_ready_pod 40 (no pod was Ready)."
 
 
 def test_ready_of_a_decision_is_from_before_it():
