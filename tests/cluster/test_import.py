@@ -94,7 +94,11 @@ def test_the_command(manifests, tmp_path):
     # As imported it is refused, with the arithmetic.
     refused = twin("run", out)
     assert refused.returncode == 2
-    for part in ("does not fit on H100", "-141.11 GB  weights", "71.92 GB  too little, before any KV cache"):
+    for part in (
+        "does not fit on H100",
+        "-141.11 GB  weights",
+        "71.92 GB  too little, before any KV cache",
+    ):
         assert part in refused.stderr
     started = twin("run", out, "--set", "hardware.tensor_parallel_size=4", "--set", "run.until=300")
     assert started.returncode == 0
