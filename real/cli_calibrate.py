@@ -3,6 +3,7 @@
 import json
 import sys
 import tempfile
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ import typer
 
 from real.cli_serve import Overrides, Python, ScenarioFile, prepared, server_environment
 from real.command import Serving
+from real.headers import Headers, headers_of
 from real.preflight import check_model, check_vllm
 from real.server import say_to_stderr
 from real.tiny import NAME, VOCABULARY
@@ -70,6 +72,7 @@ def calibrate(
             help="Refuse to fit if 1 % of the requests were sent later than this after their time.",
         ),
     ] = 0.005,
+    header: Headers = None,
     python: Python = sys.executable,
 ) -> None:
     """Measure how long an engine's steps take on a designed sweep, and fit a step-time profile for the twin.
@@ -83,6 +86,7 @@ def calibrate(
         if out.suffix != ".json" or not out.parent.is_dir():
             raise InputError(f"--out {out}: must be a .json file in a folder that is there")
         loaded = load_scenario(scenario, overrides or [])
+        headers = headers_of(header)
         beside = out.with_suffix(".calibration.json")
         keep_apart({"--out": [out, beside]}, loaded.files)
         serving = Serving(
@@ -92,7 +96,7 @@ def calibrate(
             if url is None:
                 found, facts = _in_process(served, serving, repeats)
             else:
-                found, facts = _live(served, serving, url, model, minutes, load, late)
+                found, facts = _live(served, serving, url, model, minutes, load, late, headers)
             made = _profile(
                 served, serving, found, facts["source"], gpu or ("cpu" if serving.dummy else None)
             )
@@ -149,6 +153,7 @@ def _live(
     minutes: float,
     load: float,
     late: float,
+    headers: Mapping[str, str],
 ) -> tuple[Any, dict[str, Any]]:
     import asyncio
 
@@ -161,7 +166,9 @@ def _live(
     vocabulary = VOCABULARY if serving.dummy else served.model.vocab
     say_to_stderr(f"measuring {url} for at most {minutes:g} minutes")
     live = asyncio.run(
-        measure(url, model or first_model(url), limits, vocabulary, 60 * minutes, load)
+        measure(
+            url, model or first_model(url, headers), limits, vocabulary, 60 * minutes, load, headers
+        )
     )
     if live.late_p99_s > late:
         raise InputError(

@@ -10,7 +10,15 @@ import typer
 from real.cli_calibrate import calibrate
 from real.cli_compare import compare
 from real.cli_replay import replay
-from real.cli_serve import FAILED, Overrides, Python, ScenarioFile, prepared, server_environment
+from real.cli_serve import (
+    FAILED,
+    NO_KEY,
+    Overrides,
+    Python,
+    ScenarioFile,
+    prepared,
+    server_environment,
+)
 from real.command import Serving, serve_command
 from real.preflight import check_vllm, free_port
 from real.server import Server, Stopped, say_to_stderr
@@ -42,7 +50,7 @@ def compare_demo(
         with prepared(loaded, serving, tiny=True) as (served, serving):
             server = Server(serve_command(served, serving), serving.host, serving.port, None)
             try:
-                server.start(server_environment(serving))
+                server.start(server_environment(serving) | NO_KEY)
                 server.wait_until_up(say_to_stderr)
                 server.warm_up(NAME, served.engine.max_model_len, say_to_stderr)
                 server.announce_ready()

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -9,6 +10,7 @@ from urllib.parse import urlsplit
 import typer
 
 from real.cli_serve import Overrides, ScenarioFile
+from real.headers import Headers, headers_of
 from real.tiny import VOCABULARY
 from twin.errors import InputError
 from twin.terminal import INTERRUPTED, complain, errors, write
@@ -88,6 +90,7 @@ def replay(
             help="Find out beforehand up to which rate this client sends in time, against a server of its own.",
         ),
     ] = False,
+    header: Headers = None,
 ) -> None:
     """Play the traffic of a scenario against an OpenAI-compatible server, each request when it is due.
 
@@ -106,6 +109,7 @@ def replay(
         if endpoint not in ("completions", "chat"):
             raise InputError(f"--endpoint {endpoint}: must be completions or chat")
         _check_url(url)
+        headers = headers_of(header)
         if out is not None:
             from twin.report.folder import check_folder
 
@@ -127,7 +131,7 @@ def replay(
         facts: dict[str, Any] = {}
         if client_limit:
             facts["client_limit"] = _limit(loaded, manner.stream, prompts)
-        run = _play(loaded, url, model, prompts, manner)
+        run = _play(loaded, url, model, prompts, manner, headers)
         facts |= run.facts
         write(render(run.summary, run.measured, facts["client"]))
         if out is not None:
@@ -177,14 +181,21 @@ class _Run:
         self.measured, self.result, self.summary, self.facts = measured, result, summary, facts
 
 
-def _play(loaded: Any, url: str, model: str | None, prompts: Any, manner: Any) -> _Run:
+def _play(
+    loaded: Any,
+    url: str,
+    model: str | None,
+    prompts: Any,
+    manner: Any,
+    headers: Mapping[str, str],
+) -> _Run:
     from real.lateness import client_facts, warnings_of
     from real.measured_report import length_mismatch, result_of, span_s, summary_of
     from real.server_metrics import Reading, read, series_of
     from twin.workload.streams import Traffic, open_streams
 
-    name = model or first_model(url)
-    before = read(url)
+    name = model or first_model(url, headers)
+    before = read(url, headers=headers)
     readings: list[tuple[float, Reading]] = []
 
     async def session() -> Any:
@@ -198,7 +209,7 @@ def _play(loaded: Any, url: str, model: str | None, prompts: Any, manner: Any) -
 
         async def poll() -> None:
             while before is not None:
-                found = await asyncio.to_thread(read, url)
+                found = await asyncio.to_thread(read, url, headers=headers)
                 if found is not None:
                     readings.append((loop.time() - begun, found))
                 await asyncio.sleep(POLL_S)
@@ -206,12 +217,12 @@ def _play(loaded: Any, url: str, model: str | None, prompts: Any, manner: Any) -
         polling = asyncio.create_task(poll())
         try:
             traffic = Traffic(open_streams(loaded.traffic, loaded.run.seed))
-            return await play(url, name, traffic, prompts, manner, stop)
+            return await play(url, name, traffic, prompts, manner, stop, headers)
         finally:
             polling.cancel()
 
     done = asyncio.run(session())
-    after = read(url)
+    after = read(url, headers=headers)
     changes = after.since(before) if before is not None and after is not None else {}
     if after is not None:
         readings.append((max(done.wall_s, readings[-1][0] if readings else 0.0), after))
@@ -242,18 +253,21 @@ def _play(loaded: Any, url: str, model: str | None, prompts: Any, manner: Any) -
     return _Run(done.measured, result, summary_of(result, url, told), facts)
 
 
-def first_model(url: str) -> str:
+def first_model(url: str, headers: Mapping[str, str]) -> str:
     """What the server calls its first model. Raises InputError where it lists none."""
     import json
     import urllib.request
 
+    request = urllib.request.Request(f"{url.rstrip('/')}/v1/models", headers=dict(headers))
     try:
-        with urllib.request.urlopen(f"{url.rstrip('/')}/v1/models", timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=10) as answer:
             return str(json.load(answer)["data"][0]["id"])
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise InputError(
-            f"--url {url}: no list of models at /v1/models: {error}; is the server up? name the model with --model"
-        ) from None
+        is_locked = getattr(error, "code", None) in (401, 403)
+        hint = "is the server up? name the model with --model"
+        if is_locked:
+            hint = "give its key with VLLM_API_KEY in the environment, or with --header"
+        raise InputError(f"--url {url}: no list of models at /v1/models: {error}; {hint}") from None
 
 
 def results(

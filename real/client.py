@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,8 +84,15 @@ class Reply:
 class Client:
     """Connections to one server and one clock, which starts with `start`."""
 
-    def __init__(self, url: str, model: str, timeout_s: float = 600.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        timeout_s: float = 600.0,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         self._url, self._model, self._timeout_s = url, model, timeout_s
+        self._headers = headers
         self._start = time.perf_counter()
 
     async def __aenter__(self) -> "Client":
@@ -93,6 +100,7 @@ class Client:
         trace.on_request_headers_sent.append(self._sent)
         self._session = aiohttp.ClientSession(
             base_url=self._url,
+            headers=self._headers,
             # Below the 5 s after which vLLM's server closes idle connections: never use one that is being closed.
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0),
             timeout=aiohttp.ClientTimeout(total=self._timeout_s),

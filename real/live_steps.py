@@ -11,7 +11,7 @@ import random
 import statistics
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,7 +84,13 @@ def trials(limits: Limits, load: float, seed: int = 0) -> Iterator[Trial]:
 
 
 async def measure(
-    url: str, model: str, limits: Limits, vocabulary: int, seconds: float, load: float
+    url: str,
+    model: str,
+    limits: Limits,
+    vocabulary: int,
+    seconds: float,
+    load: float,
+    headers: Mapping[str, str] | None = None,
 ) -> Live:
     """Play trials until the time is over or all are done. Raises InputError where the server refuses or falls short."""
     begun = time.monotonic()
@@ -93,7 +99,7 @@ async def measure(
     late: list[float] = []
     lone: list[tuple[int, float]] = []
     longest = number = 0
-    async with Client(url, model, timeout_s=120.0) as client:
+    async with Client(url, model, timeout_s=120.0, headers=headers) as client:
         client.start()
         player = _Player(client, Prompts(vocabulary, seed=time.time_ns()))
         await player.alone(64)

@@ -8,6 +8,7 @@ is when a request was due, however late it was sent.
 import asyncio
 import time
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
@@ -74,9 +75,10 @@ async def replay(
     prompts: Prompts,
     manner: Manner,
     stop: asyncio.Event | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> Replayed:
     """Send the traffic. What is still open when `stop` is set is given up and counted unfinished."""
-    async with Client(url, model) as client:
+    async with Client(url, model, headers=headers) as client:
         player = _Player(client, traffic, prompts, manner)
         spent, begun = time.process_time(), time.perf_counter()
         client.start()

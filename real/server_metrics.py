@@ -74,10 +74,13 @@ def parse(text: str) -> Reading:
     return Reading(values, tiers)
 
 
-def read(url: str, timeout_s: float = 5.0) -> Reading | None:
+def read(
+    url: str, timeout_s: float = 5.0, headers: Mapping[str, str] | None = None
+) -> Reading | None:
     """A reading now; None where the server has no /metrics of vLLM's."""
+    request = urllib.request.Request(f"{url.rstrip('/')}/metrics", headers=dict(headers or {}))
     try:
-        with urllib.request.urlopen(f"{url.rstrip('/')}/metrics", timeout=timeout_s) as answer:
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
             found = parse(answer.read().decode("utf-8", "replace"))
     except (OSError, ValueError, urllib.error.URLError):
         return None
