@@ -160,6 +160,7 @@ what-if-page: .venv/dashboard
 bench-what-if: .venv/dev
 	$(BIN)/python -m benchmarks.what_if_honesty
 	$(BIN)/python -m benchmarks.what_if_sweep
+	$(BIN)/python -m benchmarks.dashboard_speed
 	test -z "$${TWIN_DATA:-}" || $(BIN)/python -m benchmarks.what_if_optimum
 
 real-demo: vllm-env

@@ -1,11 +1,6 @@
 """The dashboard in a real Chromium: every page, a run made, cancelled, compared, exported, and nobody mixed up."""
 
 import json
-import os
-import subprocess
-import sys
-import time
-import urllib.request
 import zipfile
 from pathlib import Path
 
@@ -15,11 +10,10 @@ import yaml
 from dashboard.links import encode
 from dashboard.state import DEFAULT
 from tests.browser import browser
+from tests.dashboard_server import dashboard_server
 from tests.runs import azure_csv
-from tests.tools import free_port
 from twin.scenario import load_scenario
 
-ROOT = Path(__file__).parents[1]
 LONG = DEFAULT | {
     "traffic": [{**DEFAULT["traffic"][0], "requests": 150_000}], "run": {"seed": 1, "engine_mode": "stepped"},
 }  # fmt: skip
@@ -33,28 +27,9 @@ def small(**keys):
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     """Address of a dashboard; what it wrote to its log must be no complaint (streamlit#1326)."""
-    port, log = free_port(), tmp_path_factory.mktemp("server") / "log"
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "dashboard", "--port", str(port)], cwd=ROOT, stdout=file, stderr=file,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
-        url = f"http://127.0.0.1:{port}"
-        try:
-            end = time.monotonic() + 90
-            while True:
-                try:
-                    with urllib.request.urlopen(f"{url}/_stcore/health") as answer:
-                        assert answer.read() == b"ok"
-                    break
-                except OSError:
-                    assert process.poll() is None, log.read_text()
-                    assert time.monotonic() < end, log.read_text()
-                    time.sleep(0.1)
-            yield url
-        finally:
-            process.terminate()
-            process.wait()
+    log = tmp_path_factory.mktemp("server") / "log"
+    with dashboard_server(log) as url:
+        yield url
     told = log.read_text()
     for word in ("Traceback", "Error", "ScriptRunContext", "WARNING", "Warning", "refused to open"):
         assert word not in told, told

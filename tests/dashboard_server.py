@@ -1,0 +1,42 @@
+"""A dashboard of one's own, for tests and measurements that drive it."""
+
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.tools import free_port
+
+ROOT = Path(__file__).parents[1]
+PATIENCE_S = 90
+
+
+@contextmanager
+def dashboard_server(log: Path) -> Iterator[str]:
+    """Its address, once it answers; what it says goes into a file."""
+    port = free_port()
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dashboard", "--port", str(port)], cwd=ROOT, stdout=file, stderr=file,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        url = f"http://127.0.0.1:{port}"
+        try:
+            end = time.monotonic() + PATIENCE_S
+            while True:
+                try:
+                    with urllib.request.urlopen(f"{url}/_stcore/health") as answer:
+                        assert answer.read() == b"ok"
+                    break
+                except OSError:
+                    assert process.poll() is None, log.read_text()
+                    assert time.monotonic() < end, log.read_text()
+                    time.sleep(0.1)
+            yield url
+        finally:
+            process.terminate()
+            process.wait()
