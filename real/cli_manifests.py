@@ -8,25 +8,18 @@ from typing import Annotated
 
 import typer
 
+from real.cli_manifests_read import Read, read
 from real.cli_serve import Overrides, tiny_scenario
 from real.manifest_lint.check import lint
 from real.manifest_lint.finding import Finding
 from real.manifest_lint.objects import Cluster, Manifest
-from real.manifest_lint.tools import (
-    build,
-    check_queries,
-    kubectl,
-    kustomization_in,
-    manifests_of,
-    promtool,
-)
+from real.manifest_lint.tools import check_queries, promtool
 from real.manifests import Rendered, render
 from real.manifests_numbers import numbers_of
 from real.manifests_predict import predict
 from real.manifests_setup import FINGERPRINT, Setup
 from twin.errors import InputError
 from twin.scenario import load_scenario
-from twin.scenario_yaml import parse_documents
 from twin.terminal import MISSED, complain, errors, write
 
 IMAGES = {False: "vllm-twin:0.1.0", True: "vllm-twin-cpu:0.1.0"}
@@ -145,9 +138,10 @@ def _write(out: Path, rendered: Rendered, force: bool) -> None:
 
 
 def _check(folder: Path, server: str | None) -> None:
-    found, skipped = findings(folder)
+    files = read(folder)
+    found, skipped = _findings(files)
     if server is not None:
-        found += _compare(folder, server)
+        found += _compare(files.manifests, server)
     for finding in found:
         write(f"{finding}\n")
     for text in skipped:
@@ -160,70 +154,18 @@ def _check(folder: Path, server: str | None) -> None:
 
 def findings(folder: Path) -> tuple[list[Finding], list[str]]:
     """(what is found in a folder or file of manifests, what was not looked at). Raises InputError for no manifest."""
-    manifests, found, skipped = _read(folder)
-    found += lint(manifests)
+    return _findings(read(folder))
+
+
+def _findings(files: Read) -> tuple[list[Finding], list[str]]:
+    skipped = list(files.skipped)
     if promtool() is None:
         skipped.append("queries by promtool, which is not installed")
-    found += check_queries(Cluster(manifests))
+    found = [*files.found, *lint(files.manifests), *check_queries(Cluster(files.manifests))]
     return found, skipped
 
 
-def _read(folder: Path) -> tuple[list[Manifest], list[Finding], list[str]]:
-    files = _files(folder)
-    manifests: list[Manifest] = []
-    for path in files:
-        manifests += manifests_of(parse_documents(_text(path), str(path)), str(path))
-    found: list[Finding] = []
-    skipped: list[str] = []
-    overlay = kustomization_in(folder) if folder.is_dir() else None
-    if overlay is not None:
-        if kubectl() is None:
-            skipped.append("the kustomization, as kubectl is not installed")
-        else:
-            text, problem = build(folder)
-            if problem:
-                found.append(Finding("fault", "kustomize", str(overlay), "Kustomization", problem))
-            elif _reaches_out(manifests):
-                # Patches and bases elsewhere: what is applied is what kustomize makes of them.
-                place = f"kubectl kustomize {folder}"
-                values = [m for m in manifests if not m.document.get("kind")]
-                manifests = [*manifests_of(parse_documents(text, place), place), *values]
-    manifests = [m for m in manifests if m.kind not in ("Kustomization", "Component")]
-    if not any(m.document.get("kind") for m in manifests):
-        raise InputError(f"{folder}: holds no Kubernetes object")
-    return manifests, found, skipped
-
-
-def _reaches_out(manifests: list[Manifest]) -> bool:
-    """Whether an overlay is more than a list of its own files."""
-    plain = {"apiVersion", "kind", "metadata", "namespace", "resources", "images", "labels"}
-    for manifest in manifests:
-        if manifest.kind == "Kustomization":
-            resources = manifest.get("resources") or []
-            if set(manifest.document) - plain or any("/" in str(name) for name in resources):
-                return True
-    return False
-
-
-def _files(source: Path) -> list[Path]:
-    if source.is_dir():
-        found = sorted(p for p in source.iterdir() if p.suffix in (".yaml", ".yml") and p.is_file())
-        if not found:
-            raise InputError(f"{source}: holds no .yaml or .yml file")
-        return found
-    return [source]
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: not text in UTF-8; a manifest is a YAML file") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-
-
-def _compare(folder: Path, server: str) -> list[Finding]:
+def _compare(manifests: list[Manifest], server: str) -> list[Finding]:
     """The policy's fingerprint in the manifests beside that of the running server."""
     try:
         with urllib.request.urlopen(f"{server.rstrip('/')}/twin/status", timeout=10) as answer:
@@ -231,7 +173,6 @@ def _compare(folder: Path, server: str) -> list[Finding]:
     except (urllib.error.URLError, OSError, ValueError) as error:
         raise InputError(f"--server {server}: no answer to /twin/status: {error}") from None
     running = status.get("policy_fingerprint")
-    manifests, _, _ = _read(folder)
     found = []
     for manifest in manifests:
         path = ("metadata", "annotations", FINGERPRINT)

@@ -13,7 +13,6 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kubernetes_validate import utils
 
 from real.cli_manifests import findings
 from real.manifest_lint.check import lint
@@ -121,15 +120,6 @@ def test_what_is_rendered_is_clean(name, tmp_path):
 
 
 # --- every rule -----------------------------------------------------------------------------------
-
-
-@pytest.fixture(autouse=True)
-def schemas(monkeypatch):
-    """Read once, not for each object."""
-    monkeypatch.setattr(utils, "schema_contents", contents)
-
-
-contents = functools.cache(utils.schema_contents)
 
 
 def test_what_is_broken_below_is_whole_before():
@@ -626,18 +616,16 @@ def _places(value, path=()):
 @settings(max_examples=150)
 @given(st.data())
 def test_whatever_stands_in_a_manifest_is_a_finding_and_no_crash(data):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(utils, "schema_contents", contents)
-        documents = copy.deepcopy(
-            data.draw(st.lists(st.sampled_from(corpus()), min_size=1, max_size=4))
-        )
-        where = data.draw(st.sampled_from(list(_places(documents[0]))))
-        target = documents[0]
-        for step in where[:-1]:
-            target = target[step]
-        target[where[-1]] = copy.deepcopy(data.draw(st.sampled_from(JUNK)))
-        for finding in lint([Manifest(d, "file") for d in documents]):
-            assert "\n" not in str(finding)
+    documents = copy.deepcopy(
+        data.draw(st.lists(st.sampled_from(corpus()), min_size=1, max_size=4))
+    )
+    where = data.draw(st.sampled_from(list(_places(documents[0]))))
+    target = documents[0]
+    for step in where[:-1]:
+        target = target[step]
+    target[where[-1]] = copy.deepcopy(data.draw(st.sampled_from(JUNK)))
+    for finding in lint([Manifest(d, "file") for d in documents]):
+        assert "\n" not in str(finding)
 
 
 @pytest.mark.parametrize("same", [True, False])

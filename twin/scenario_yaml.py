@@ -97,7 +97,8 @@ def _value(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], place: str
     lines.setdefault(path, line)
     if len(lines) > MAX_NODES:
         raise InputError(
-            f"{place} line {line}: more than {MAX_NODES} values; a scenario is a small file"
+            f"{place} line {line}: more than {MAX_NODES} values, each alias counted as what it stands for; "
+            "write fewer aliases, or several files"
         )
     is_plain = node.tag in ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
     if not (isinstance(node, yaml.ScalarNode) or is_plain):

@@ -212,7 +212,17 @@ class Cluster:
 
     def of_kind(self, *kinds: str) -> list[Manifest]:
         """In their order."""
+        (first, *others) = kinds
+        if not others:
+            return self._by_kind.get(first, [])
         return [m for m in self.manifests if m.kind in kinds]
+
+    @cached_property
+    def _by_kind(self) -> Mapping[str, list[Manifest]]:
+        found: dict[str, list[Manifest]] = {}
+        for manifest in self.manifests:
+            found.setdefault(manifest.kind, []).append(manifest)
+        return found
 
     def selecting(self, kind: str, labels: Mapping[str, Any], *path: str) -> list[Manifest]:
         """Objects of a kind whose selector under the path takes pods with these labels."""

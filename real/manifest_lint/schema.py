@@ -2,17 +2,15 @@
 
 import copy
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from real.manifest_lint.finding import Finding
 from real.manifest_lint.objects import Manifest, dotted, entries
+from real.manifest_lint.schemas import VERSION, validator_of
 from twin.cluster.manifest_types import WrongType, check_types
 from twin.scenario_yaml import KeyPath
-
-VERSION = "1.37"
-"""Of Kubernetes, whose schemas are asked."""
 
 MOST = 20
 """Findings about one object."""
@@ -79,6 +77,18 @@ BOUNDS = {
 """Path of a number -> the least and the most that the API server takes."""
 
 
+def _by_key(patterns: Iterable[str]) -> Mapping[str, list[str]]:
+    """Last key of a path -> the patterns that end in it, so that no path is held against all."""
+    found: dict[str, list[str]] = {}
+    for pattern in patterns:
+        key = [part for part in pattern.split(r"\.") if part != r"\d+"][-1]
+        found.setdefault(key, []).append(pattern)
+    return found
+
+
+_ENUMS_OF, _BOUNDS_OF = _by_key(ENUMS), _by_key(BOUNDS)
+
+
 def well_typed(manifest: Manifest) -> tuple[Manifest, list[Finding]]:
     """(the object without its values of a wrong type, a finding for each of these). Other rules rely on types."""
     document, found = copy.deepcopy(dict(manifest.document)), []
@@ -107,13 +117,15 @@ def check(manifest: Manifest) -> Iterator[Finding]:
             return
     yield from _by_schema(manifest)
     for path, value in _leaves(manifest.document, ()):
-        text = dotted(path)
-        for pattern, allowed in ENUMS.items():
+        key = next((step for step in reversed(path) if isinstance(step, str)), "")
+        for pattern in _ENUMS_OF.get(key, ()):
+            text, allowed = dotted(path), ENUMS[pattern]
             if re.fullmatch(pattern, text) and value not in allowed:
                 yield manifest.fault(
                     "schema", path, f"{text}: must be one of {', '.join(allowed)}, got {value!r}"
                 )
-        for pattern, (least, most) in BOUNDS.items():
+        for pattern in _BOUNDS_OF.get(key, ()):
+            text, (least, most) = dotted(path), BOUNDS[pattern]
             if (
                 re.fullmatch(pattern, text)
                 and isinstance(value, int)
@@ -142,38 +154,36 @@ def check(manifest: Manifest) -> Iterator[Finding]:
 
 def _by_schema(manifest: Manifest) -> Iterator[Finding]:
     """Every problem: what is found is taken out of a copy, and the rest looked at again."""
-    import kubernetes_validate
-
+    validator = validator_of(str(manifest.get("apiVersion")), manifest.kind)
+    if validator is None:
+        if not _is_foreign(manifest):
+            version = manifest.document["apiVersion"]
+            yield manifest.fault(
+                "schema", ("kind",), f"Kubernetes {VERSION} has no {manifest.kind} in {version}"
+            )
+        return
     document = copy.deepcopy(dict(manifest.document))
     for _ in range(MOST):
-        try:
-            kubernetes_validate.validate(document, VERSION, strict=True)
+        error: Any = next(validator.iter_errors(document), None)
+        if error is None:
             return
-        except kubernetes_validate.SchemaNotFoundError:
-            if not _is_foreign(manifest):
-                version = manifest.document["apiVersion"]
-                yield manifest.fault(
-                    "schema", ("kind",), f"Kubernetes {VERSION} has no {manifest.kind} in {version}"
-                )
+        path = tuple(error.absolute_path)
+        extra = re.findall(r"'([^']+)' (?:was|were) unexpected", error.message)
+        if error.validator == "additionalProperties":
+            known = set((error.schema or {}).get("properties", {}))
+            extra = [key for key in error.instance if key not in known]
+            yield from (_unknown(manifest, (*path, key), sorted(known)) for key in extra)
+            for key in extra:
+                del error.instance[key]
+            continue
+        text = f"{dotted(path)}: {error.message}" if path else error.message
+        yield manifest.fault("schema", path, text.replace("'", ""))
+        parent: Any = document
+        for step in path[:-1]:
+            parent = parent[step]
+        if error.validator == "required" or not path or not isinstance(parent, dict):
             return
-        except kubernetes_validate.ValidationError as error:
-            path = tuple(error.absolute_path)
-            extra = re.findall(r"'([^']+)' (?:was|were) unexpected", error.message)
-            if error.validator == "additionalProperties":
-                known = set((error.schema or {}).get("properties", {}))
-                extra = [key for key in error.instance if key not in known]
-                yield from (_unknown(manifest, (*path, key), sorted(known)) for key in extra)
-                for key in extra:
-                    del error.instance[key]
-                continue
-            text = f"{dotted(path)}: {error.message}" if path else error.message
-            yield manifest.fault("schema", path, text.replace("'", ""))
-            parent: Any = document
-            for step in path[:-1]:
-                parent = parent[step]
-            if error.validator == "required" or not path or not isinstance(parent, dict):
-                return
-            del parent[path[-1]]
+        del parent[path[-1]]
 
 
 def _unknown(manifest: Manifest, path: KeyPath, known: list[str]) -> Finding:
