@@ -35,8 +35,12 @@ def main() -> None:
         "--browser.gatherUsageStats", "false", "--client.toolbarMode", "viewer",
         "--client.showErrorDetails", "none", "--logger.level", "warning",
     ]  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": path}
+    if os.name == "posix":
+        # In the place of this process: whatever ends it ends the server, and no signal need be passed on.
+        os.execve(command[0], command, environment)
     try:
-        code = subprocess.call(command, env=os.environ | {"PYTHONPATH": path})
+        code = subprocess.call(command, env=environment)
     except KeyboardInterrupt:
         code = 0
     sys.exit(code)

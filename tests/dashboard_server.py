@@ -1,6 +1,7 @@
 """A dashboard of one's own, for tests and measurements that drive it."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -16,8 +17,8 @@ PATIENCE_S = 90
 
 
 @contextmanager
-def dashboard_server(log: Path) -> Iterator[str]:
-    """Its address, once it answers; what it says goes into a file."""
+def dashboard_server(log: Path, ended_by: int = signal.SIGTERM) -> Iterator[str]:
+    """Its address, once it answers; what it says goes into a file; a signal ends it."""
     port = free_port()
     with log.open("w") as file:
         process = subprocess.Popen(
@@ -38,5 +39,5 @@ def dashboard_server(log: Path) -> Iterator[str]:
                     time.sleep(0.1)
             yield url
         finally:
-            process.terminate()
-            process.wait()
+            process.send_signal(ended_by)
+            process.wait(20)

@@ -1,6 +1,8 @@
 """The dashboard in a real Chromium: every page, a run made, cancelled, compared, exported, and nobody mixed up."""
 
 import json
+import signal
+import time
 import zipfile
 from pathlib import Path
 
@@ -263,3 +265,37 @@ def test_narrow_and_dark(server, tmp_path, width, dark):
         )
         assert wide == 0
         assert not window.complaints()
+
+
+def processes():
+    """(pid, pid of the parent, command line) of all that run."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes()
+            parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+        except OSError:
+            continue
+        if words:
+            yield int(folder.name), parent, words
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc, as on Linux")
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGKILL"])
+def test_nothing_is_left_whatever_ends_it(tmp_path, name):
+    """Neither the server nor the processes that do the runs, one of which is in the middle of one."""
+    with (
+        dashboard_server(tmp_path / "log", getattr(signal, name)) as url,
+        browser(tmp_path) as window,
+    ):
+        go(window, url, LONG)
+        window.click("Run")
+        window.reads("Cancel")
+        port = url.rsplit(":", 1)[1].encode()
+        servers = {pid for pid, _, words in processes() if port in words and b"dashboard" in words}
+        assert len(servers) == 1
+        workers = {pid for pid, parent, _ in processes() if parent in servers}
+        assert len(workers) == 2
+    until = time.monotonic() + 10
+    while (servers | workers) & {pid for pid, _, _ in processes()}:
+        assert time.monotonic() < until
+        time.sleep(0.05)

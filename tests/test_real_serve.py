@@ -489,7 +489,10 @@ def children_of(process):
 @pytest.mark.parametrize("name", ["SIGHUP", "SIGKILL", "SIGINT"])
 def test_nothing_is_left_whatever_ends_it(fake, tmp_path, name):
     options = ["--tiny", "--python", fake(), "--port", str(free_port())]
+    # Under nohup these tests ignore it, and so would the server.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     process = serve(*options, wait=False, TMPDIR=str(tmp_path))
+    signal.signal(signal.SIGHUP, before)
     lines_until(process, "twin-real: ready")
     [child] = children_of(process)
     process.send_signal(getattr(signal, name))
