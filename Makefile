@@ -46,7 +46,7 @@ COMPILED := build/compiled
 VLLM_ENV := .venv-vllm
 VLLM_PYTHON ?= $(VLLM_ENV)/bin/python
 VLLM_TESTS := tests/parity tests/test_vllm_process.py tests/test_real_scheduler.py tests/test_real_record.py \
-	tests/test_real_live.py tests/test_k8s_scrape.py
+	tests/test_real_live.py tests/test_k8s_scrape.py tests/test_vllm_arguments.py
 POLICIES := vllm-fcfs priority tiered
 N ?= 300
 SEED ?= 0

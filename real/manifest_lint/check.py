@@ -3,7 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from real.manifest_lint import (
+    arguments,
     lifetime,
+    memory,
     names,
     neighbours,
     pods,
@@ -13,6 +15,7 @@ from real.manifest_lint import (
     schema,
     servers,
     together,
+    walls,
 )
 from real.manifest_lint.finding import Finding
 from real.manifest_lint.objects import Cluster, Manifest
@@ -47,10 +50,12 @@ def lint(manifests: Sequence[Manifest]) -> list[Finding]:
 def _together(cluster: Cluster) -> Iterator[Finding]:
     """Of the rules about servers and about what objects are to each other."""
     for server in cluster.servers:
+        yield from arguments.check(server)
         yield from servers.check(server)
+        yield from memory.check(server)
         yield from lifetime.check(server, cluster)
     yield from servers.strangers(cluster)
-    for module in (together, neighbours, scaling, queries, scenario):
+    for module in (together, neighbours, walls, scaling, queries, scenario):
         yield from module.check(cluster)
 
 

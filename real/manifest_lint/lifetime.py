@@ -5,11 +5,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from real.manifest_lint.finding import Finding
+from real.manifest_lint.memory import dtype_of
 from real.manifest_lint.objects import Cluster, Server, at, entries
-from real.manifest_lint.servers import dtype_of
 from real.manifests_numbers import cold_start_of, start_quantile_s
 from twin.cluster.cold_start import default_start
 from twin.cluster.manifests import sleep_of
+from twin.cluster.vllm_values import value_problem
 from twin.scenario import Scenario
 from twin.step_time.memory import weight_bytes
 
@@ -131,7 +132,8 @@ def drain(server: Server) -> Iterator[Finding]:
     missing = []
     if hook is None:
         missing.append("no preStop: requests still come while it stops")
-    if not patience:
+    written = server.arguments.get("shutdown-timeout", "0")
+    if not patience and value_problem("shutdown-timeout", written) is None:
         missing.append("no --shutdown-timeout: vLLM aborts what runs at SIGTERM")
     if missing:
         yield manifest.fault(

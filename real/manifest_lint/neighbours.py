@@ -1,9 +1,9 @@
-"""Do objects of a folder stand in each other's way? Twice the same, in other namespaces, budgets that let nobody go."""
+"""Do objects of a folder stand in each other's way? Twins, far namespaces, budgets that let nobody go, claims."""
 
 from collections.abc import Iterator
 
 from real.manifest_lint.finding import Finding
-from real.manifest_lint.objects import Cluster, Manifest, selects
+from real.manifest_lint.objects import Cluster, Manifest, at, containers, entries, selects, texts
 from twin.scenario_yaml import KeyPath
 
 SELECTORS: tuple[tuple[str, KeyPath], ...] = (
@@ -19,6 +19,8 @@ def check(cluster: Cluster) -> Iterator[Finding]:
     yield from twins(cluster)
     yield from far_away(cluster)
     yield from budgets(cluster)
+    for manifest in cluster.manifests:
+        yield from claims(manifest, cluster)
 
 
 def _namespace(manifest: Manifest) -> str | None:
@@ -84,3 +86,61 @@ def budgets(cluster: Cluster) -> Iterator[Finding]:
                     "never be drained",
                     "maxUnavailable: 1",
                 )
+
+
+def claims(manifest: Manifest, cluster: Cluster) -> Iterator[Finding]:
+    """Volumes that several pods share, and whether they can be."""
+    path = manifest.pod_path
+    if path is None or manifest.kind not in ("Deployment", "ReplicaSet", "Pod", "Job"):
+        return
+    several = manifest.get("spec", "replicas") not in (None, 0, 1) or bool(
+        cluster.scalers_of(manifest)
+    )
+    there = {m.name: m for m in cluster.of_kind("PersistentVolumeClaim")}
+    used = _claimed(cluster) if there else set()
+    for i, volume in enumerate(entries(manifest.get(*path, "volumes"))):
+        name = at(volume, "persistentVolumeClaim", "claimName")
+        where = (*path, "volumes", i)
+        if not isinstance(name, str):
+            continue
+        if name not in there:
+            spare = [n for n in there if n not in used]
+            if spare:
+                yield manifest.fault(
+                    "claim",
+                    where,
+                    f"PersistentVolumeClaim {name} is not among these files, {spare[0]} is and no pod uses it",
+                    f"claimName: {spare[0]}",
+                )
+                continue
+            what = (
+                "ReadOnlyMany or ReadWriteMany, as replicas are on several nodes"
+                if several
+                else "readable where the pod runs"
+            )
+            yield manifest.finding(
+                "needs",
+                "claim",
+                where,
+                f"PersistentVolumeClaim {name}, whose access mode nothing here states: {what}",
+            )
+            continue
+        modes = texts(there[name].get("spec", "accessModes"))
+        if several and not {"ReadOnlyMany", "ReadWriteMany"} & set(modes):
+            yield there[name].fault(
+                "claim",
+                ("spec", "accessModes"),
+                f"{', '.join(map(str, modes)) or 'no access mode'}: replicas of {manifest.name} on other nodes "
+                f"stay Pending",
+                "ReadOnlyMany or ReadWriteMany",
+            )
+
+
+def _claimed(cluster: Cluster) -> set[str]:
+    """Names of the claims that pods mount."""
+    return {
+        str(at(volume, "persistentVolumeClaim", "claimName"))
+        for manifest in cluster.manifests
+        for path in {path[:-2] for path, _ in containers(manifest)}
+        for volume in entries(manifest.get(*path, "volumes"))
+    }

@@ -7,7 +7,9 @@ from functools import cached_property
 from typing import Any
 
 from real.manifest_lint.finding import Finding, Kind
-from twin.cluster.manifests import arguments_of, guess_model, products_of
+from twin.cluster.manifests import guess_model, products_of
+from twin.cluster.vllm_command import arguments_of, name_in
+from twin.cluster.vllm_values import readable_int
 from twin.errors import InputError
 from twin.scenario import Scenario, load_scenario
 from twin.scenario_yaml import KeyPath, dotted, parse
@@ -138,15 +140,21 @@ class Server:
     def argument_path(self, name: str) -> KeyPath:
         """Where an argument stands."""
         for key in ("args", "command"):
-            for i, word in enumerate(texts(self.container.get(key))):
-                if re.search(rf"--{re.escape(name)}\b", str(word).replace("_", "-")):
+            for i, text in enumerate(texts(self.container.get(key))):
+                if name in map(name_in, text.split()):
                     return (*self.path, key, i)
         return (*self.path, "args")
 
     def number(self, name: str, default: float) -> float:
-        """Of an argument; the default where it is not written or no number."""
+        """Of an argument, 32k and the like included; the default where it is not written, no number or below 0."""
         text = self.arguments.get(name, "")
-        return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else default
+        if re.fullmatch(r"\d+(\.\d+)?", text):
+            return float(text)
+        try:
+            found = readable_int(text)
+        except ValueError:
+            return default
+        return found if found >= 0 else default
 
     @property
     def port(self) -> int:

@@ -1,85 +1,21 @@
-"""Will this vLLM server start? Arguments, variables, memory, placement, image, privileges."""
+"""Will this vLLM server start, and may it? Variables, placement, image, privileges."""
 
-import math
 import re
 from collections.abc import Iterator
-from typing import Any
 
+from real.manifest_lint.arguments import tag_of, version_of
 from real.manifest_lint.finding import Finding
 from real.manifest_lint.objects import GPU, Cluster, Server, at, containers, entries, mapping, texts
 from twin.cluster.manifests import PRODUCTS
-from twin.cluster.quantity import exact
-from twin.cluster.vllm_arguments import VARIABLES, VERSIONS, argument_problem
-from twin.errors import InputError
-from twin.step_time.catalogue import GpuSpec, ModelSpec
-from twin.step_time.memory import kv_blocks, weight_bytes
-
-WIDE_DTYPES = {"float32": "float32", "half": "float16", "float16": "float16"}
-"""--dtype -> type of the weights; else bfloat16."""
-
-NOT_KNOWN = ("awq", "gptq", "bitsandbytes", "gguf", "int4", "w4a16", "nvfp4", "mxfp4")
-"""Quantisations by which no weights are counted here."""
+from twin.cluster.vllm_arguments import VARIABLES, VERSIONS
 
 
 def check(server: Server) -> Iterator[Finding]:
     """All findings about one server."""
-    yield from arguments(server)
     yield from variables(server)
-    yield from memory(server)
-    yield from shared_memory(server)
     yield from placement(server)
     yield from image(server)
     yield from security(server)
-
-
-# --- arguments ----------------------------------------------------------------------------
-
-
-def version_of(server: Server) -> str | None:
-    """vLLM's version out of the image's tag, as three numbers; None if it says none.
-
-    Only images named vllm, vllm-openai and the like are tagged with it; others (llm-d, LMCache, ours) count their own.
-    """
-    image = str(server.container.get("image", "")).partition("@")[0]
-    *owners, name = image.split("/")
-    if not name.startswith("vllm") or name.startswith("vllm-twin") or "lmcache" in owners:
-        return None
-    found = re.search(r"(?:^|[^\d.])v?(\d+\.\d+\.\d+)", _tag(server))
-    return found[1] if found else None
-
-
-def _tag(server: Server) -> str:
-    name = str(server.container.get("image", "")).rpartition("/")[2]
-    return name.partition(":")[2]
-
-
-def arguments(server: Server) -> Iterator[Finding]:
-    """Arguments that vLLM does not have, and dashes that are none."""
-    manifest, version = server.manifest, version_of(server)
-    for name in server.arguments:
-        problem = argument_problem(name, version)
-        if problem is not None:
-            fix = (
-                "drop it: requests are not logged by default"
-                if name == "disable-log-requests"
-                else ""
-            )
-            yield manifest.fault("unknown-argument", server.argument_path(name), problem, fix)
-    for key in ("command", "args"):
-        for i, word in enumerate(texts(server.container.get(key))):
-            if re.match(r"\s*[\u2012-\u2015]", str(word)):
-                yield manifest.fault(
-                    "dash",
-                    server.sub(key, i),
-                    f"{str(word)[:30]!r} begins with a typographic dash, which is no argument",
-                    "write two hyphens (--)",
-                )
-    if server.arguments.get("scheduling-policy", "fcfs") not in ("fcfs", "priority", "true"):
-        yield manifest.fault(
-            "unknown-argument",
-            server.argument_path("scheduling-policy"),
-            f"--scheduling-policy is fcfs or priority, not {server.arguments['scheduling-policy']}",
-        )
 
 
 def variables(server: Server) -> Iterator[Finding]:
@@ -121,123 +57,6 @@ def variables(server: Server) -> Iterator[Finding]:
             "--api-key has its value in the manifest",
             "set VLLM_API_KEY with valueFrom.secretKeyRef",
         )
-
-
-# --- memory -------------------------------------------------------------------------------
-
-
-def dtype_of(server: Server) -> str | None:
-    """Type of the weights; None if it is not one whose bytes are known."""
-    words = (
-        f"{server.arguments.get('quantization', '')} {server.arguments.get('model', '')}".lower()
-    )
-    if any(name in words for name in NOT_KNOWN):
-        return None
-    if "fp8" in words:
-        return "fp8"
-    return WIDE_DTYPES.get(server.arguments.get("dtype", "auto"), "bfloat16")
-
-
-def memory(server: Server) -> Iterator[Finding]:
-    """Models that do not fit, GPUs that are not those of the arguments, RAM that /dev/shm takes."""
-    manifest = server.manifest
-    tp = int(server.number("tensor-parallel-size", 1)) or 1
-    split = (
-        int(server.number("pipeline-parallel-size", 1) * server.number("data-parallel-size", 1))
-        or 1
-    )
-    if server.gpus and server.gpus != tp * split:
-        yield manifest.fault(
-            "gpu-count",
-            server.argument_path("tensor-parallel-size"),
-            f"the container asks for {server.gpus} GPUs, the arguments use {tp * split}",
-        )
-    model, gpu, dtype = server.model, server.gpu, dtype_of(server)
-    if model is not None and gpu is not None and dtype is not None and split == 1:
-        problem = _does_not_fit(server, model, gpu, tp, dtype)
-        if problem is not None:
-            fits = [
-                f"--tensor-parallel-size={n} ({kind})"
-                for kind in dict.fromkeys((dtype, "fp8"))
-                for n in (2, 4, 8, 16)
-                if n > tp and _does_not_fit(server, model, gpu, n, kind) is None
-            ]
-            first = {text.split("(")[1]: text for text in reversed(fits)}
-            fix = "use " + " or ".join(reversed(first.values())) if first else "use larger GPUs"
-            yield manifest.fault(
-                "memory", server.argument_path("tensor-parallel-size"), problem, fix
-            )
-
-
-def _does_not_fit(
-    server: Server, model: ModelSpec, gpu: GpuSpec, tp: int, dtype: str
-) -> str | None:
-    utilization = server.number("gpu-memory-utilization", 0.92)
-    try:
-        plan = kv_blocks(
-            model,
-            gpu,
-            tp,
-            dtype,
-            "auto",
-            utilization,
-            int(server.number("max-num-batched-tokens", 8192)),
-            int(server.number("max-num-seqs", 256)),
-            int(server.number("block-size", 16)),
-            "enforce-eager" in server.arguments,
-        )
-    except InputError:
-        weights = weight_bytes(model, tp, dtype) / 1e9
-        budget = gpu.memory_bytes * utilization / 1e9
-        return (
-            f"{model.name} does not fit: {weights:.1f} GB of {dtype} weights on each of {tp} GPU(s), {gpu.name} gives "
-            f"{budget:.1f} GB ({utilization:g} of {gpu.memory_bytes / 1e9:.0f}) for them, the KV cache and the rest"
-        )
-    longest = int(server.number("max-model-len", 0))
-    room = (plan.num_gpu_blocks - 1) * plan.block_size
-    if longest > room:
-        return f"one request of --max-model-len={longest} needs more KV cache than there is: room for {room} tokens"
-    return None
-
-
-def shared_memory(server: Server) -> Iterator[Finding]:
-    """/dev/shm: there, and within the memory limit."""
-    if not server.gpus:
-        return
-    manifest, pod = server.manifest, server.pod
-    mounted = {
-        str(m.get("mountPath")): m.get("name")
-        for m in entries(server.container.get("volumeMounts"))
-    }
-    if "/dev/shm" not in mounted:
-        yield manifest.fault(
-            "shm",
-            server.sub("volumeMounts"),
-            "no volume at /dev/shm: the container has 64 MiB there, which NCCL and vLLM's workers outgrow",
-            "mount an emptyDir with medium: Memory and a sizeLimit that the memory limit includes",
-        )
-        return
-    for i, volume in enumerate(entries(pod.get("volumes"))):
-        if volume.get("name") != mounted["/dev/shm"]:
-            continue
-        size, limit = (
-            at(volume, "emptyDir", "sizeLimit"),
-            at(server.container, "resources", "limits", "memory"),
-        )
-        if size is not None and limit is not None and _bytes(size) >= _bytes(limit):
-            yield manifest.fault(
-                "shm",
-                (*server.path[:-2], "volumes", i),
-                f"/dev/shm may take {size}, which counts against the memory limit of {limit}",
-                "raise the limit or lower sizeLimit",
-            )
-
-
-def _bytes(written: Any) -> float:
-    try:
-        return float(exact(written))
-    except ValueError:
-        return math.inf
 
 
 # --- placement ----------------------------------------------------------------------------
@@ -294,7 +113,7 @@ def image(server: Server) -> Iterator[Finding]:
     name, version = str(server.container.get("image", "")), version_of(server)
     if "@sha256:" in name:
         return
-    if not _tag(server) or _tag(server) == "latest":
+    if not tag_of(server) or tag_of(server) == "latest":
         yield manifest.fault(
             "image-tag",
             path,

@@ -9,12 +9,10 @@ from real.manifest_lint.objects import (
     Cluster,
     Manifest,
     Server,
-    at,
     containers,
     entries,
     mapping,
     selects,
-    texts,
 )
 from twin.scenario_fleet import ALWAYS_THERE
 from twin.scenario_yaml import KeyPath
@@ -29,7 +27,6 @@ def check(cluster: Cluster) -> Iterator[Finding]:
     """All findings across objects."""
     for manifest in cluster.manifests:
         yield from priority_class(manifest, cluster)
-        yield from claims(manifest, cluster)
     yield from reserved_names(cluster)
     yield from selectors(cluster)
     for server in cluster.servers:
@@ -70,44 +67,6 @@ def priority_class(manifest: Manifest, cluster: Cluster) -> Iterator[Finding]:
         yield manifest.finding(
             "needs", "priority-class", where, f"PriorityClass {name}, without which no pod is made"
         )
-
-
-def claims(manifest: Manifest, cluster: Cluster) -> Iterator[Finding]:
-    """Volumes that several pods share, and whether they can be."""
-    path = manifest.pod_path
-    if path is None or manifest.kind not in ("Deployment", "ReplicaSet", "Pod", "Job"):
-        return
-    several = manifest.get("spec", "replicas") not in (None, 0, 1) or bool(
-        cluster.scalers_of(manifest)
-    )
-    there = {m.name: m for m in cluster.of_kind("PersistentVolumeClaim")}
-    for i, volume in enumerate(entries(manifest.get(*path, "volumes"))):
-        name = at(volume, "persistentVolumeClaim", "claimName")
-        where = (*path, "volumes", i)
-        if not isinstance(name, str):
-            continue
-        if name not in there:
-            what = (
-                "ReadOnlyMany or ReadWriteMany, as replicas are on several nodes"
-                if several
-                else "readable where the pod runs"
-            )
-            yield manifest.finding(
-                "needs",
-                "claim",
-                where,
-                f"PersistentVolumeClaim {name}, whose access mode nothing here states: {what}",
-            )
-            continue
-        modes = texts(there[name].get("spec", "accessModes"))
-        if several and not {"ReadOnlyMany", "ReadWriteMany"} & set(modes):
-            yield there[name].fault(
-                "claim",
-                ("spec", "accessModes"),
-                f"{', '.join(map(str, modes)) or 'no access mode'}: replicas of {manifest.name} on other nodes "
-                f"stay Pending",
-                "ReadOnlyMany or ReadWriteMany",
-            )
 
 
 def selectors(cluster: Cluster) -> Iterator[Finding]:
@@ -190,7 +149,7 @@ def _ports(manifest: Manifest, taken: list[Manifest]) -> Iterator[Finding]:
 
 
 def around(server: Server, cluster: Cluster) -> Iterator[Finding]:
-    """What a server needs beside it: a budget, a Service, a limit, a scrape, walls."""
+    """What a server needs beside it: a budget, a Service, a limit, a scrape."""
     manifest = server.manifest
     labels, scalers = manifest.pod_labels, cluster.scalers_of(manifest)
     replicas = manifest.get("spec", "replicas")
@@ -243,14 +202,6 @@ def around(server: Server, cluster: Cluster) -> Iterator[Finding]:
             "--max-num-queued-reqs=N, or a proxy that answers 429 or 503 with Retry-After",
         )
     yield from _scrape(server, cluster)
-    if server.gpus and not cluster.selecting("NetworkPolicy", labels, "spec", "podSelector"):
-        yield manifest.finding(
-            "advice",
-            "network-policy",
-            ("spec", "template"),
-            "no NetworkPolicy: every pod of the cluster reaches its API and /metrics",
-            "let in the proxy and Prometheus only",
-        )
 
 
 def _has_limit(server: Server, cluster: Cluster) -> bool:

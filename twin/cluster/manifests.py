@@ -13,6 +13,7 @@ from twin.cluster.adapter import adapter_queries
 from twin.cluster.manifest_types import check_types
 from twin.cluster.metrics_path import is_exported
 from twin.cluster.vllm_arguments import argument_problem
+from twin.cluster.vllm_command import arguments_of
 from twin.errors import InputError
 from twin.step_time.catalogue import GPUS, MODELS
 
@@ -150,22 +151,6 @@ def _at(document: Any, *path: str) -> Any:
 
 def _named(item: Mapping[str, Any]) -> str:
     return str(_at(item, "metadata").get("name") or "unnamed")
-
-
-def arguments_of(container: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(name, value) of the arguments of vLLM; a flag has the value true."""
-    words = [str(w) for w in (*(container.get("command") or []), *(container.get("args") or []))]
-    words = " ".join(words).split() if len(words) <= 3 and any(" " in w for w in words) else words
-    for i, word in enumerate(words):
-        if word == "serve" and i + 1 < len(words) and not words[i + 1].startswith("-"):
-            yield "model", words[i + 1]
-        if not word.startswith("--"):
-            continue
-        key, equals, value = word[2:].partition("=")
-        following = words[i + 1] if i + 1 < len(words) else "--"
-        if not equals:
-            value = "true" if following.startswith("--") else following
-        yield key.replace("_", "-"), value
 
 
 # --- model, engine, hardware --------------------------------------------------------------

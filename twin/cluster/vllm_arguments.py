@@ -247,9 +247,11 @@ GONE = {
 def takes(argument: str, version: str) -> bool:
     """Whether `vllm serve` of that version takes `--argument`; opposites of flags have `no-` before them.
 
-    From 0.33 on `--disable-x` is the opposite of `--enable-x`, and the other way round.
+    Keys of a JSON argument may stand behind a dot. From 0.33 on `--disable-x` is the opposite of `--enable-x`, and the
+    other way round.
     """
     known = ARGUMENTS[version]
+    argument = argument.partition(".")[0]
     if argument in known or (argument.startswith("no-") and argument[3:] in known):
         return True
     for prefix, opposite in (("enable-", "disable-"), ("disable-", "enable-")):
