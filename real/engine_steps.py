@@ -106,7 +106,10 @@ def main(job_path: str, out_path: str) -> None:
     with open(out_path, "w", encoding="utf-8") as out:
         # First a few that are not counted: caches fill, memory is touched for the first time.
         for repeat in range(-1, job["repeats"]):
-            for name, asks in list(job["workloads"].items())[: WARM_UP if repeat < 0 else None]:
+            workloads = list(job["workloads"].items())
+            # In another order each time: a machine that becomes slower meanwhile does so for all of them.
+            random.Random(repeat).shuffle(workloads)
+            for name, asks in workloads[: WARM_UP if repeat < 0 else None]:
                 copies = [dict(ask) for ask in asks]
                 rows = run(engine, timed, copies, name, job["vocabulary"])
                 for number, row in enumerate(rows):
