@@ -16,6 +16,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 COMPILED = (
+    "twin/agenda.py",
     "twin/clock.py",
     "twin/scheduling/entry.py",
     "twin/scheduling/estimators.py",
@@ -28,7 +29,15 @@ COMPILED = (
     "twin/scheduling/ready.py",
     "twin/scheduling/statistics.py",
     "twin/step_time/model.py",
+    "twin/workload/load.py",
     "twin/workload/request.py",
+    "twin/workload/source.py",
+    "twin/workload/streams.py",
+    "twin/workload/synthetic.py",
+    "twin/workload/trace.py",
+    "twin/workload/formats/azure.py",
+    "twin/workload/formats/hashed.py",
+    "twin/workload/formats/values.py",
     "twin/metrics/engine_time.py",
     "twin/metrics/estimated_wait.py",
     "twin/metrics/record_table.py",
@@ -48,7 +57,9 @@ COMPILED = (
     "twin/engine/request.py",
     "twin/engine/run_core.py",
     "twin/engine/runs.py",
+    "twin/cluster/clients.py",
     "twin/cluster/gateway.py",
+    "twin/cluster/router.py",
     "twin/cluster/timer.py",
     "twin/simulation.py",
 )

@@ -6,13 +6,23 @@ Engine and SimPy therefore count whole picoseconds; seconds appear only where pe
 
 import math
 from fractions import Fraction
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64  # an int; compiled, one of 64 bits
 
 PS: Final = 10**12
 """Picoseconds in a second."""
 
-NEVER_PS: Final = 1 << 63
-"""Later than any instant of a run. An infinity would make a float of it, which cannot hold a long run's picoseconds."""
+SHORT: Final = (1 << 62) - 1
+"""The largest int that compiled code keeps without an object for it."""
+
+EXACT_PS: Final = 1 << 53
+"""Whole numbers up to it are floats, too: so many picoseconds are two and a half hours."""
+
+NEVER_PS: Final = (1 << 63) - 1
+"""Later than any instant of a run, and the last one that fits into 64 bits. An infinity would make a float of it, which
+cannot hold a long run's picoseconds."""
 
 
 def to_ps(seconds: float | int | str) -> int:
@@ -25,17 +35,27 @@ def to_ps(seconds: float | int | str) -> int:
 
 def to_seconds(ps: int) -> float:
     """Float seconds nearest to `ps` picoseconds."""
-    return quotient(ps, PS)
+    return ps / PS if -EXACT_PS < ps < EXACT_PS else quotient(ps, PS)
 
 
 def quotient(numerator: Any, denominator: Any) -> float:
     """The float nearest to a quotient of whole numbers, as Python's `/` gives it.
 
     Where Python is compiled (setup.py) and knows that both are ints, it makes floats of them before it divides, which
-    beyond 2**53 is not the same.
+    beyond EXACT_PS is not the same.
     """
     nearest: float = numerator / denominator
     return nearest
+
+
+def times(number: int, ps: int) -> int:
+    """number * ps. Compiled, a product that is known to fit into 64 bits takes a tenth of the time of any other."""
+    if 0 < number <= SHORT and 0 <= ps <= SHORT:
+        n: i64 = number
+        one: i64 = ps
+        if one <= SHORT // n:
+            return n * one
+    return number * ps
 
 
 def ceil_ps(seconds: float) -> int:
@@ -44,6 +64,11 @@ def ceil_ps(seconds: float) -> int:
     `to_seconds` rounds to the nearest float, so that is where p / PS passes the middle between `seconds` and the float
     before it, not where it passes `seconds` itself. Raises ValueError or OverflowError for NaN and infinities.
     """
+    if 0.0 <= seconds < to_seconds(EXACT_PS):
+        p = int(seconds * PS) - 2  # the product is off by less than one
+        while p / PS < seconds:
+            p += 1
+        return p
     n, d = seconds.as_integer_ratio()
     p = -(-n * PS // d)
     if quotient(p - 1, PS) < seconds:

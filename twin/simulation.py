@@ -1,6 +1,5 @@
 """Run a scenario: traffic, router and replicas on one clock. The only place that wires them together."""
 
-import math
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
@@ -8,8 +7,9 @@ from typing import Any
 
 import simpy
 from simpy.core import EmptySchedule
-from simpy.events import URGENT, Event
+from simpy.events import URGENT
 
+from twin.agenda import Entry, next_ps, put, step
 from twin.capacity import context_warnings, traffic_warnings
 from twin.clock import NEVER_PS, PS, quotient, to_seconds
 from twin.cluster.clients import Clients
@@ -200,6 +200,7 @@ class _Run:
         is_logged = observe and scenario.run.records
         self._listener: Listener | None = self._note if is_logged else None
         self._armed_ps: int | None = None
+        self._when_due = self._on_due
         self._timer = Timer(self._env)
         self._gateway = self._make_gateway()
         cluster = scenario.cluster
@@ -321,11 +322,9 @@ class _Run:
             return
         if due_ps is not None and (self._armed_ps is None or due_ps < self._armed_ps):
             self._armed_ps = due_ps
-            event = Event(self._env)
-            event._ok, event._value, event.callbacks = True, None, [self._on_due]
-            self._env.schedule(event, URGENT, due_ps - self._now_ps)
+            put(self._env, Entry(self._when_due), URGENT, due_ps - self._now_ps)
 
-    def _on_due(self, event: Event) -> None:
+    def _on_due(self, entry: Entry) -> None:
         traffic, now_ps = self._traffic, self._now_ps
         self._armed_ps = None
         while traffic.next_ps() == now_ps:
@@ -459,17 +458,16 @@ class _Run:
         expected = self._traffic.expected() if progress is not None else None
         ended = looked = 0
         while not pressed:
-            # SimPy calls it a float, but it is one of our ints, or infinity.
-            upcoming: Any = env.peek()
-            if stop_ps <= upcoming < math.inf:
+            upcoming = next_ps(env)
+            if upcoming >= stop_ps and upcoming != NEVER_PS:
                 if self._end_ps > LONGEST_PS:
                     raise self._too_long(upcoming)
                 return
-            if sampler is not None and sampler.next_ps <= upcoming < math.inf:
+            if sampler is not None and sampler.next_ps <= upcoming < NEVER_PS:
                 sampler.catch_up(upcoming)
-            if is_polled and gateway.next_poll_ps <= upcoming < math.inf:
+            if is_polled and gateway.next_poll_ps <= upcoming < NEVER_PS:
                 gateway.catch_up(upcoming)
-            env.step()
+            step(env)
             self._events += 1
             if self._events % EVENTS_PER_LOOK:
                 continue
@@ -583,7 +581,7 @@ class _Run:
     @property
     def _now_ps(self) -> int:
         """SimPy calls its time a float; all our delays are ints."""
-        return self._env.now  # type: ignore[return-value]
+        return self._env._now  # type: ignore[return-value]
 
 
 def _place(arrival: Arrival) -> str:

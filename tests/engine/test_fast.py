@@ -110,13 +110,13 @@ def test_a_jump_knows_what_a_list_of_ends_would(runs, start, data):
     first = data.draw(st.integers(1, steps))
     last = data.draw(st.integers(first - 1, steps))
     stride = data.draw(st.integers(1, 20))
-    assert jump.sum_ends(first, last, stride) == sum(ends[first : last + 1 : stride])
+    delays = [ends[-1] - end for end in ends[first : last + 1 : stride]]
+    assert jump.sum_delays(first, last, steps, stride) == sum(delays)
     instant = data.draw(st.sampled_from(ends)) + data.draw(st.integers(-1, 1))
     assert jump.find(instant, first) == bisect_left(ends, instant, first)
     last = max(first, last)
     timeline = Timeline(first)
-    for part in jump.between(first, last):
-        timeline.add(*part)
+    jump.note(timeline, first, last)
     assert timeline.last == last
     assert timeline.ends(first, last).tolist() == ends[first : last + 1]
     assert [timeline.end(step) for step in range(first, last + 1)] == ends[first : last + 1]
@@ -131,8 +131,7 @@ def test_a_timeline_forgets_what_nobody_asks_for(parts, data):
         jump = Jump(ends[-1] + data.draw(st.sampled_from((0, 0, 5))))
         for run in part:
             jump.add(*run)
-        for stretch in jump.between(1, jump.steps):
-            timeline.add(*stretch)
+        jump.note(timeline, 1, jump.steps)
         ends += [jump.end(step) for step in range(1, jump.steps + 1)]
         before = data.draw(st.integers(before, timeline.last))
         timeline.forget(before)

@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
+from typing import Any
 
 from twin.cluster.admission import REFUSALS, AdmissionSpec
 from twin.cluster.gateway import Gateway
 from twin.cluster.leaving import Disconnects, Leaving
 from twin.cluster.timer import ARRIVAL, Timer
+from twin.compiled import remade
 from twin.metrics.records import RequestRecord
 from twin.workload.request import Request
 
@@ -46,6 +48,9 @@ class Retries:
     """From the first arrival on; no attempt begins later. None = only the number of attempts counts."""
     seed: int
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return remade(self)
+
 
 @dataclass(frozen=True)
 class ClientsSpec:
@@ -60,6 +65,9 @@ class ClientsSpec:
     may_be_cut: bool = False
     """Whether connections break (partitions)."""
     seed: int = 1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return remade(self)
 
 
 class Clients:

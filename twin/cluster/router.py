@@ -7,9 +7,10 @@ them. It sees loads only; what it remembers (whose turn it is, where a conversat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
 from twin.cluster.outliers import Ejection
+from twin.compiled import remade
 from twin.workload.request import Request
 
 
@@ -56,6 +57,9 @@ class Routing:
     ejection: Ejection | None = None
     """None = however often a replica fails, it gets requests."""
     seed: int = 1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return remade(self)
 
 
 class RoundRobin:

@@ -3,7 +3,9 @@
 from collections.abc import Callable
 
 import simpy
-from simpy.events import NORMAL, URGENT, Event, EventPriority
+from simpy.events import NORMAL, URGENT, EventPriority
+
+from twin.agenda import Entry, put
 
 AFTER_REPLICAS = EventPriority(NORMAL + 1_000_000)
 """At one instant the cluster acts after the arrivals and the replicas."""
@@ -24,7 +26,7 @@ class Timer:
     @property
     def now_ps(self) -> int:
         """SimPy calls its time a float; all our delays are ints."""
-        return self._env.now  # type: ignore[return-value]
+        return self._env._now  # type: ignore[return-value]
 
     def at(
         self,
@@ -33,7 +35,4 @@ class Timer:
         priority: EventPriority = AFTER_REPLICAS,
     ) -> None:
         """Call `act` so many picoseconds from now."""
-        event = Event(self._env)
-        event._ok, event._value = True, None
-        event.callbacks = [lambda _: act()]
-        self._env.schedule(event, priority, delay_ps)
+        put(self._env, Entry(lambda _: act()), priority, delay_ps)

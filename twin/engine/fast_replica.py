@@ -9,11 +9,10 @@ import math
 from array import array
 from dataclasses import replace
 from itertools import repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from simpy.events import Event
-
-from twin.clock import NEVER_PS, ceil_ps, to_seconds
+from twin.agenda import Entry
+from twin.clock import NEVER_PS, ceil_ps, times, to_seconds
 from twin.engine.core import EngineCore, Step
 from twin.engine.fast_core import FastCore
 from twin.engine.jump import Jump
@@ -22,6 +21,9 @@ from twin.engine.request import EngineRequest
 from twin.metrics.gauges import Gauges
 from twin.metrics.token_times import StepGaps, Timeline
 from twin.workload.request import Request
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64  # an int; compiled, one of 64 bits
 
 
 class FastReplica(Replica):
@@ -41,18 +43,20 @@ class FastReplica(Replica):
         self._jump: Jump | None = None
         self._over = 0
         self._visit_at = 0
-        self._visit: Event | None = None
+        self._visit: Entry | None = None
+        self._on_visit = self._look
         self._idle_since = -1
         self._idle_visits = 0
         self._asleep = False
         self._wake: float = math.inf  # of the policy, and the picosecond for it
-        self._wake_at_ps = NEVER_PS
+        self._wake_at_ps: i64 = NEVER_PS
         self._early: list[
             EngineRequest
         ] = []  # whom the core has though they are due at the next boundary
-        # Blocks in use and empty token slots, and the sums of their changes times the instants of these.
+        # Blocks in use and empty token slots since an instant, and their integrals until then.
         self._used = self._empty = 0
-        self._used_changes_ps = self._empty_changes_ps = 0
+        self._used_ps = self._empty_ps = 0
+        self._noted_ps = 0
         self._look()
 
     # --- the engine loop ------------------------------------------------------------------
@@ -90,10 +94,11 @@ class FastReplica(Replica):
 
     def _note_kv(self, now_ps: int) -> None:
         core = self._fast
-        used, empty = core.blocks.num_usable - core.blocks.num_free, core.empty_slots()
-        self._used_changes_ps += (used - self._used) * now_ps
-        self._empty_changes_ps += (empty - self._empty) * now_ps
-        self._used, self._empty = used, empty
+        passed_ps = now_ps - self._noted_ps
+        self._used_ps += times(self._used, passed_ps)
+        self._empty_ps += times(self._empty, passed_ps)
+        self._noted_ps = now_ps
+        self._used, self._empty = core.blocks.num_usable - core.blocks.num_free, core.empty_slots()
 
     def _take_off(self, now_ps: int) -> None:
         """The oldest step begins; find the next boundary that must be visited."""
@@ -113,8 +118,9 @@ class FastReplica(Replica):
             for count, first_ps, growth_ps in self._step_time.decode_runs(
                 number, number, number, number, context, plans
             ):
-                jump.add(count, first_ps, growth_ps)
-            steps = plans + 1
+                if not jump.add(count, first_ps, growth_ps):
+                    break
+            steps = jump.steps - len(core.in_flight) + 1
             if self.policy is not None or self._leaving:
                 wake_ps = self._wake_ps(now_ps)
                 if wake_ps <= jump.end(steps):
@@ -134,14 +140,16 @@ class FastReplica(Replica):
             self._sizes.append(size)
         self._meter.begins(step, size, duration_ps, now_ps)
 
-    def _wake_ps(self, now_ps: int) -> int:
+    def _wake_ps(self, now_ps: int) -> "i64":
         """When, from now on, somebody beside a new request may want something."""
-        wake_ps = self._leaving[0][0] if self._leaving else NEVER_PS
+        wake_ps: i64 = NEVER_PS
+        if self._leaving:
+            wake_ps = min(self._leaving[0][0], NEVER_PS)
         if self.policy is not None:
             wake = self.policy.next_wake(to_seconds(now_ps))
             if wake != self._wake:
                 self._wake = wake
-                self._wake_at_ps = NEVER_PS if wake == math.inf else ceil_ps(wake)
+                self._wake_at_ps = NEVER_PS if wake == math.inf else min(ceil_ps(wake), NEVER_PS)
             wake_ps = min(wake_ps, self._wake_at_ps)
         return wake_ps
 
@@ -150,8 +158,7 @@ class FastReplica(Replica):
         self._visit_at = steps
         if self._visit is not None:
             self._visit.callbacks = []
-        self._visit = visit = self._after(jump.end(steps) - now_ps)
-        visit.callbacks = [self._look]
+        self._visit = self._after(jump.end(steps) - now_ps, self._on_visit)
 
     def _doze(self, now_ps: int) -> None:
         if self._idle_since == now_ps:
@@ -162,7 +169,7 @@ class FastReplica(Replica):
             self._idle_since, self._idle_visits = now_ps, 0
         self._meter.sleeps(now_ps)
         self._asleep = True
-        self._sleep().callbacks = [self._look]
+        self._sleep(self._on_visit)
 
     def _wake_up(self) -> None:
         """A request has arrived: it is seen at the first boundary from now on.
@@ -193,8 +200,7 @@ class FastReplica(Replica):
         self._visit = None
         if self._visit_at - self._over > 1:
             self._advance(jump, self._visit_at - 1)
-        begun_ps = jump.end(self._over)
-        self._timeline.add(1, begun_ps, now_ps - begun_ps, 0)
+        jump.note(self._timeline, self._visit_at, self._visit_at)
         plan = core.known + 1
         if self._leaving:
             self._let_leave(now_ps - 1)
@@ -218,8 +224,7 @@ class FastReplica(Replica):
         """`over` steps of the jump are, and a plan was made at the end of each, with nothing else to do there."""
         core, meter, first = self._fast, self._meter, self._over + 1
         steps = over - self._over
-        for count, begun_ps, duration_ps, growth_ps in jump.between(first, over):
-            self._timeline.add(count, begun_ps, duration_ps, growth_ps)
+        jump.note(self._timeline, first, over)
         first_ps, last_ps, next_ps = jump.end(first), jump.end(over), jump.end(over + 1)
         explicit = core.in_flight[1] if len(core.in_flight) > 1 else None
         number = core.decodes.number
@@ -262,21 +267,19 @@ class FastReplica(Replica):
         Plan i, from 1, and in `taken` also each that comes a multiple of the block size later, took so many blocks.
         """
         core, size, steps = self._fast, self._config.block_size, last - first + 1
-        last_ps = jump.end(last)
+        now_ps = jump.end(last)
+        passed_ps = now_ps - self._noted_ps
         blocks_ps = 0
         for i, blocks in taken:
             if i < steps:
-                blocks_ps += blocks * jump.sum_ends(first + i - 1, last - 1, size)
-            else:
-                blocks_ps += blocks * last_ps
+                blocks_ps += times(blocks, jump.sum_delays(first + i - 1, last - 1, last, size))
         # Each plan fills a slot for each member; the last one may have left some members out.
-        filled_ps = number * jump.sum_ends(first, last)
+        filled_ps = times(number, jump.sum_delays(first, last - 1, last))
         left_out = number - core.decodes.number
-        if left_out:
-            filled_ps -= left_out * last_ps
         used = core.blocks.num_usable - core.blocks.num_free
-        self._used_changes_ps += blocks_ps
-        self._empty_changes_ps += size * blocks_ps - filled_ps
+        self._used_ps += times(self._used, passed_ps) + blocks_ps
+        self._empty_ps += times(self._empty, passed_ps) + size * blocks_ps - filled_ps
+        self._noted_ps = now_ps
         self._empty += size * (used - self._used) - steps * number + left_out
         self._used = used
 
@@ -408,16 +411,16 @@ class FastReplica(Replica):
         """Nothing after `end_ps` counts."""
         self._catch_up(end_ps)
         if self._jump is not None:
-            begun_ps, end_ps_of_step = self._jump.end(self._over), self._jump.end(self._over + 1)
-            self._timeline.add(1, begun_ps, end_ps_of_step - begun_ps, 0)
+            self._jump.note(self._timeline, self._over + 1, self._over + 1)
         for request in self._fast.decodes.everybody():
             self._fast.write_out(request)
             self._give_tokens(request)
         if self.policy is not None:
             for request in self._early:
                 self.policy.take_back(request.job)
-        self._stats.kv_used_block_ps = self._used * end_ps - self._used_changes_ps
-        self._stats.kv_empty_token_ps = self._empty * end_ps - self._empty_changes_ps
+        passed_ps = end_ps - self._noted_ps
+        self._stats.kv_used_block_ps = self._used_ps + self._used * passed_ps
+        self._stats.kv_empty_token_ps = self._empty_ps + self._empty * passed_ps
         super()._close(end_ps)
 
     def _take_back(self, beyond_ps: int) -> None:

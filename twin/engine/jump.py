@@ -1,7 +1,19 @@
 """When the boundaries between steps come: sums of arithmetic progressions, exactly, and none of them written down."""
 
-Run = tuple[int, int, int]
-"""(number of steps, duration of the first, growth from one to the next), picoseconds."""
+from math import sqrt
+from typing import TYPE_CHECKING, Final
+
+from twin.clock import times
+from twin.metrics.token_times import Timeline
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64  # an int; compiled, one of 64 bits
+
+END_OF_TIME: Final = 9.2e18
+"""Picoseconds, later than any instant of a run; they still fit into 64 bits."""
+
+LONGEST_PIECE: Final = 1 << 16
+"""Steps; cubes of so few fit into 64 bits."""
 
 
 class Piece:
@@ -9,7 +21,9 @@ class Piece:
 
     __slots__ = ("before", "first", "growth", "last", "start", "stop")
 
-    def __init__(self, before: int, count: int, start: int, first: int, growth: int) -> None:
+    def __init__(
+        self, before: "i64", count: "i64", start: "i64", first: "i64", growth: "i64"
+    ) -> None:
         self.before = before
         self.last = before + count
         self.start = start
@@ -18,20 +32,35 @@ class Piece:
         self.stop = start + count * first + growth * (count * (count - 1) // 2)
         """When the last one is over."""
 
-    def end(self, step: int) -> int:
+    def end(self, step: "i64") -> "i64":
         """When `step`, or the one before them all, is over."""
-        if step == self.last:
-            return self.stop
         i = step - self.before
-        return self.start + i * self.first + self.growth * (i * (i - 1) // 2) if i else self.start
+        return self.start + i * self.first + self.growth * (i * (i - 1) // 2)
 
-    def sum_ends(self, step: int, stride: int, n: int) -> int:
-        """The ends of `n` steps, every `stride`-th one from `step` on, added up."""
+    def find(self, instant_ps: "i64", least: "i64") -> "i64":
+        """The earliest step from `least` on that is not over before an instant; there must be one."""
+        step = least
+        if self.end(step) < instant_ps:
+            # Where a parabola reaches it; as a float, that may be off by a step.
+            ahead, growth = float(instant_ps - self.start), float(self.growth)
+            slope = float(self.first) - growth / 2
+            guess = self.before + int(
+                2 * ahead / (slope + sqrt(slope * slope + 2 * growth * ahead))
+            )
+            step = max(least, min(guess, self.last))
+            while step > least and self.end(step - 1) >= instant_ps:
+                step -= 1
+            while self.end(step) < instant_ps:
+                step += 1
+        return step
+
+    def sum_ends(self, step: "i64", stride: "i64", n: "i64") -> int:
+        """How long after `start` `n` steps are over, every `stride`-th one from `step` on, added up."""
         i = step - self.before
         pairs = n * (n - 1) // 2
         grown = n * (i * (i - 1) // 2) + (stride * i + stride * (stride - 1) // 2) * pairs
         grown += stride * stride * (pairs * (n - 2) // 3)
-        return n * self.start + (n * i + stride * pairs) * self.first + self.growth * grown
+        return times(n * i + stride * pairs, self.first) + times(grown, self.growth)
 
 
 class Jump:
@@ -41,57 +70,63 @@ class Jump:
 
     __slots__ = ("_end", "_pieces", "steps")
 
-    def __init__(self, start_ps: int) -> None:
-        self.steps = 0
+    def __init__(self, start_ps: "i64") -> None:
+        self.steps: i64 = 0
         self._end = start_ps
         self._pieces: list[Piece] = []
 
-    def add(self, count: int, first_ps: int, growth_ps: int) -> None:
-        """More steps, the first of which takes `first_ps`."""
-        piece = Piece(self.steps, count, self._end, first_ps, growth_ps)
-        self._pieces.append(piece)
-        self.steps = piece.last
-        self._end = piece.stop
+    def add(self, count: int, first_ps: int, growth_ps: int) -> bool:
+        """More steps, the first of which takes `first_ps`; whether they are over before the end of time.
 
-    def end(self, step: int) -> int:
+        Otherwise some of them are left out, or, if it is one, it ends about there.
+        """
+        asked, room = count, END_OF_TIME - float(self._end)
+        while (
+            count > 1 and float(count) * (float(first_ps) + float(count) * float(growth_ps)) > room
+        ):
+            count //= 2
+        if float(first_ps) > room:
+            first_ps = int(room)
+        left = count
+        while left > 0:
+            number = min(left, LONGEST_PIECE)
+            piece = Piece(self.steps, number, self._end, first_ps, growth_ps)
+            self._pieces.append(piece)
+            self.steps = piece.last
+            self._end = piece.stop
+            left -= number
+            first_ps += number * growth_ps
+        return count == asked
+
+    def end(self, step: "i64") -> "i64":
         """When `step` is over."""
         for piece in self._pieces:
             if step <= piece.last:
                 return piece.end(step)
         raise IndexError(step)
 
-    def find(self, instant_ps: int, least: int) -> int:
+    def find(self, instant_ps: "i64", least: "i64") -> "i64":
         """The earliest step from `least` on that is not over before an instant; the one after the last if all are."""
         for piece in self._pieces:
-            low, high = max(least, piece.before + 1), piece.last
-            if low <= high and piece.stop >= instant_ps:
-                while low < high:
-                    middle = (low + high) // 2
-                    if piece.end(middle) < instant_ps:
-                        low = middle + 1
-                    else:
-                        high = middle
-                return low
+            if least <= piece.last and piece.stop >= instant_ps:
+                return piece.find(instant_ps, max(least, piece.before + 1))
         return self.steps + 1
 
-    def sum_ends(self, first: int, last: int, stride: int = 1) -> int:
-        """When every `stride`-th step from `first` to `last` is over, added up."""
-        total = 0
+    def sum_delays(self, first: "i64", last: "i64", until: "i64", stride: "i64" = 1) -> int:
+        """How long before step `until` every `stride`-th step from `first` to `last` is over, added up."""
+        total, until_ps = 0, self.end(until)
         for piece in self._pieces:
             stop = min(piece.last, last)
             if first <= stop:
                 n = (stop - first) // stride + 1
-                total += piece.sum_ends(first, stride, n)
+                total += times(n, until_ps - piece.start) - piece.sum_ends(first, stride, n)
                 first += n * stride
         return total
 
-    def between(self, first: int, last: int) -> list[tuple[int, int, int, int]]:
-        """The steps from `first` to `last` as (number, when the first begins, how long it takes, growth)."""
-        found = []
+    def note(self, timeline: Timeline, first: "i64", last: "i64") -> None:
+        """The steps from `first` to `last` are over."""
         for piece in self._pieces:
-            low, high = max(first, piece.before + 1), min(last, piece.last)
-            if low <= high:
-                done = low - 1 - piece.before
-                duration = piece.first + done * piece.growth
-                found.append((high - low + 1, piece.end(low - 1), duration, piece.growth))
-        return found
+            before, stop = max(first, piece.before + 1) - 1, min(last, piece.last)
+            if before < stop:
+                duration_ps = piece.first + (before - piece.before) * piece.growth
+                timeline.add(stop - before, piece.end(before), duration_ps, piece.growth)

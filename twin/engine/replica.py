@@ -14,8 +14,9 @@ from functools import partial
 from typing import Any
 
 import simpy
-from simpy.events import NORMAL, EventPriority
+from simpy.events import NORMAL
 
+from twin.agenda import Entry, put
 from twin.clock import NEVER_PS, ceil_ps, quotient, to_seconds
 from twin.engine.config import EngineConfig
 from twin.engine.core import EngineCore, Output, Step
@@ -102,7 +103,7 @@ class Replica:
         self._config = config
         self._step_time = self._healthy = step_time
         self._on_record = on_record
-        self._priority = EventPriority(NORMAL + index)
+        self._priority: int = NORMAL + index
         self._priorities = dict(priorities or {})
         self._lives: dict[Hashable, Life] = {}
         self.policy = (
@@ -116,7 +117,7 @@ class Replica:
         self._meter = Meter(index, self._core, self._lives, ranks, listener)
         self._inbox: list[Request] = []
         self._leaving: list[tuple[int, int]] = []  # (instant, request) of clients' deadlines
-        self._alarm: simpy.Event | None = None
+        self._alarm: Entry | None = None
         self._is_dead = False
         usable = config.num_gpu_blocks - 1
         self._stats = EngineStats(kv_blocks=usable, kv_tokens=usable * config.block_size)
@@ -321,8 +322,8 @@ class Replica:
         """In a frozen engine nobody notices that a client leaves; so be there when it does."""
         for deadline_ps in (life.ttft_deadline_ps, life.deadline_ps):
             if deadline_ps is not None:
-                event = self._after(max(0, deadline_ps - self._now_ps))
-                event.callbacks = [lambda _: self._let_frozen_leave()]
+                delay_ps = max(0, deadline_ps - self._now_ps)
+                self._after(delay_ps, lambda _: self._let_frozen_leave())
 
     def _let_frozen_leave(self) -> None:
         for life in list(self._lives.values()):
@@ -354,7 +355,7 @@ class Replica:
 
     # --- the engine loop ------------------------------------------------------------------
 
-    def _run(self) -> Generator[simpy.Event, Any, None]:
+    def _run(self) -> Generator[Any, Any, None]:
         core = self._core
         depth = 2 if self._config.async_scheduling else 1
         in_flight: deque[Step] = deque()
@@ -460,26 +461,22 @@ class Replica:
         else:
             self._write(life, *left)
 
-    def _after(self, delay_ps: int) -> simpy.Event:
-        """The event `delay_ps` from now. At one instant, replicas come in the order of their index."""
-        event = simpy.Event(self._env)
-        event._ok, event._value = True, None
-        self._env.schedule(event, self._priority, delay_ps)
-        return event
+    def _after(self, delay_ps: int, act: Callable[[Any], object] | None = None) -> Entry:
+        """Something to happen `delay_ps` from now. At one instant, replicas come in the order of their index."""
+        entry = Entry(act)
+        put(self._env, entry, self._priority, delay_ps)
+        return entry
 
-    def _sleep(self) -> simpy.Event:
+    def _sleep(self, act: Callable[[Any], object] | None = None) -> Entry:
         """Until a request arrives, the policy may change its mind, or a client leaves."""
-        env = self._env
-        self._alarm = env.event()
+        self._alarm = Entry(act)
         wake_ps = self._leaving[0][0] if self._leaving else NEVER_PS
         if self.policy is not None and self._core.has_requests():
             wake = self.policy.next_wake(to_seconds(self._now_ps))
             if wake < math.inf:
                 wake_ps = min(wake_ps, ceil_ps(wake))
         if wake_ps < NEVER_PS:
-            timer = self._after(max(0, wake_ps - self._now_ps))
-            assert timer.callbacks is not None
-            timer.callbacks.append(partial(self._ring, self._alarm))
+            self._after(max(0, wake_ps - self._now_ps), partial(self._ring, self._alarm))
         return self._alarm
 
     @property
@@ -491,11 +488,10 @@ class Replica:
         if self._alarm is not None:
             self._ring(self._alarm)
 
-    def _ring(self, alarm: simpy.Event, timer: simpy.Event | None = None) -> None:
+    def _ring(self, alarm: Entry, timer: Entry | None = None) -> None:
         if self._alarm is not None and alarm is self._alarm:
             self._alarm = None
-            alarm._ok, alarm._value = True, None
-            self._env.schedule(alarm, self._priority, 0)
+            put(self._env, alarm, self._priority, 0)
 
     # --- clients --------------------------------------------------------------------------
 

@@ -2,10 +2,13 @@
 
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64  # an int; compiled, one of 64 bits
 
 STRETCHES = 1 << 16
 """Stretches of steps that are written out together."""
@@ -22,24 +25,23 @@ class Timeline:
     def __init__(self, first: int = 0) -> None:
         self.first = first
         """Number of the first step that is known."""
-        self.last = first - 1
+        self.last: i64 = first - 1
         """Number of the last step that is over."""
         # Of each stretch: number of its first step, when that began, how long it took, growth.
         self._stretches = array("q")
         # When the last step was over, and how long one like the last stretch would take after it.
-        self._end = self._next = self._growth = -1
+        self._end: i64 = -1
+        self._next: i64 = -1
+        self._growth: i64 = -1
 
-    def add(self, count: int, start_ps: int, first_ps: int, growth_ps: int) -> None:
+    def add(self, count: "i64", start_ps: "i64", first_ps: "i64", growth_ps: "i64") -> None:
         """So many more steps are over; the first began at `start_ps` and took `first_ps`, each next one more."""
         if growth_ps != self._growth or first_ps != self._next or start_ps != self._end:
             self._stretches.extend((self.last + 1, start_ps, first_ps, growth_ps))
             self._growth = growth_ps
         self.last += count
-        if count == 1:
-            self._end, self._next = start_ps + first_ps, first_ps + growth_ps
-        else:
-            self._end = _end(start_ps, first_ps, growth_ps, count)
-            self._next = first_ps + count * growth_ps
+        self._end = _end(start_ps, first_ps, growth_ps, count)
+        self._next = first_ps + count * growth_ps
 
     def end(self, step: int) -> int:
         """When `step` was over."""
@@ -113,7 +115,7 @@ class Timeline:
             self.first = self._stretches[0]
 
 
-def _end(start_ps: int, first_ps: int, growth_ps: int, count: int) -> int:
+def _end(start_ps: "i64", first_ps: "i64", growth_ps: "i64", count: "i64") -> "i64":
     """When `count` steps are over."""
     return start_ps + count * first_ps + growth_ps * (count * (count - 1) // 2)
 

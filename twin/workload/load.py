@@ -3,12 +3,13 @@
 from array import array
 from dataclasses import dataclass
 from math import sqrt
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from twin.clock import PS, to_seconds
+from twin.compiled import remade
 
 Counts: TypeAlias = npt.NDArray[np.int64]
 
@@ -26,6 +27,9 @@ class Slice:
     prompt_tokens: int
     output_tokens: int
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return remade(self)
+
     @property
     def rate(self) -> float:
         """Requests per second."""
@@ -38,6 +42,9 @@ class Cost:
 
     prompt_token_s: float
     output_token_s: float
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return remade(self)
 
     def of(self, part: Slice) -> float:
         """Share of one replica's time that the requests of a slice need."""

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from twin.compiled import remade
 from twin.workload.request import Request
 
 Client = tuple[str, str]
@@ -33,6 +34,9 @@ class Clients:
     """A client leaves without a first token this long after arrival; None = never."""
     total_timeout_ps: int | None
     """A client leaves without a complete reply this long after arrival; None = never."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return remade(self)
 
 
 class Ended(Protocol):

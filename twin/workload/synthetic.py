@@ -6,8 +6,10 @@ from heapq import merge
 from itertools import islice
 from operator import attrgetter
 from random import Random
+from typing import Any
 
 from twin.clock import PS
+from twin.compiled import remade
 from twin.workload.arrivals import Batches, Renewal
 from twin.workload.lengths import Lengths, Pairs
 from twin.workload.sessions import Sessions, Time, Turn, planner
@@ -28,6 +30,9 @@ class Closed:
     """From the end of a request (conversation), whatever its outcome, to the same user's next."""
     ramp_ps: int
     """The users appear evenly over this time; 0 = all at the start."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return remade(self)
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,9 @@ class SyntheticStream:
     reuse: Reuse | None = None
     """None = no prompt repeats another. Neither sessions nor prefixes go with it."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return remade(self)
+
     @property
     def fewest_prompt_tokens(self) -> int:
         """No prompt is shorter."""
@@ -67,6 +75,9 @@ class MixedStream:
     parts: tuple[SyntheticStream, ...]
     requests: int | None
     """Requests of all parts together; None = no such limit."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return remade(self)
 
     @property
     def fewest_prompt_tokens(self) -> int:

@@ -6,8 +6,10 @@ from fractions import Fraction
 from itertools import count, groupby, islice
 from operator import attrgetter
 from random import Random
+from typing import Any
 
 from twin.clock import to_seconds
+from twin.compiled import remade
 from twin.errors import InputError
 from twin.workload.formats.choose import count_rows, format_of, read_trace
 from twin.workload.formats.rows import TraceRow
@@ -42,6 +44,9 @@ class TraceStream:
     """Tiers a row may have; None = any."""
     tells_prefixes: bool = False
     """Whether the first row says what its prompt shares with others, so that prefix hits mean something."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return remade(self)
 
 
 def rows_of(spec: TraceStream) -> Iterator[TraceRow]:
