@@ -6,6 +6,7 @@ clients of a live server see (real.live_steps). The form of the fit and the fit 
 """
 
 import json
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,7 +45,7 @@ class Calibration:
     steps: int
     """Different steps that were fitted."""
     noise: float
-    """Mean relative difference of a single measurement of a step from the median of its repeats; 0 without repeats."""
+    """Of a single measurement of a step against the median of its repeats (`noise_of`); 0 without repeats."""
     mape: Mapping[str, float]
     """Mean absolute relative error over all steps and by kind, the scheduler's part included."""
     frontend_s: float
@@ -96,7 +97,13 @@ def steps_of(rows: Iterable[Mapping[str, Any]]) -> tuple[list[Timed], float]:
         noise += [abs(r["seconds"] / middle - 1) for r in found] if len(found) > 1 else []
         host_s = statistics.median(r.get("host_s", 0.0) for r in found)
         steps.append(Timed(step_of(found[0], middle, f"{workload} {number}"), host_s))
-    return steps, statistics.fmean(noise) if noise else 0.0
+    return steps, noise_of(noise)
+
+
+def noise_of(differences: Sequence[float]) -> float:
+    """Mean of relative differences without the largest 2 %: a stall of seconds says nothing of the other steps."""
+    kept = sorted(differences)[: math.ceil(0.98 * len(differences))]
+    return statistics.fmean(kept) if kept else 0.0
 
 
 def step_of(row: Mapping[str, Any], seconds: float, name: str = "") -> Step:

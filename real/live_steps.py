@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from real.calibrate import Timed, calibrate
+from real.calibrate import Timed, calibrate, noise_of
 from real.client import Call, Client, Reply
 from real.prompts import Prompts
 from real.sweep import BATCHES, CHUNKS, CONTEXTS, Limits
@@ -124,7 +124,7 @@ async def measure(
         )
     return Live(
         steps,
-        statistics.fmean(noise) if noise else 0.0,
+        noise_of(noise),
         _frontend(steps, lone),
         float(np.percentile(late, 99)),
         longest,

@@ -15,6 +15,7 @@ from real.calibrate import (
     Timed,
     calibrate,
     error_of,
+    noise_of,
     profile,
     read_recording,
     recorded_steps,
@@ -80,6 +81,12 @@ def test_a_calibration_finds_what_the_steps_were_made_of():
     assert found.mape["all"] < 1e-6
     assert found.largest == {"tokens": 708, "requests": 9, "context": 900}
     assert total_error(found, [t.step for t in steps]) == pytest.approx(0, abs=1e-9)
+
+
+def test_a_stall_is_not_the_noise_of_the_others():
+    assert noise_of([]) == 0
+    assert noise_of([0.1] * 99 + [1000.0]) == pytest.approx(0.1)
+    assert noise_of([0.1] * 9 + [0.3]) == pytest.approx(0.12)
 
 
 def test_repeats_are_taken_together_and_tell_the_noise():
