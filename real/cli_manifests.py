@@ -14,6 +14,7 @@ from real.manifest_lint.check import lint
 from real.manifest_lint.finding import Finding
 from real.manifest_lint.objects import Cluster, Manifest
 from real.manifest_lint.tools import check_queries, promtool
+from real.manifest_names import label_pair
 from real.manifests import Rendered, render
 from real.manifests_numbers import numbers_of
 from real.manifests_predict import predict
@@ -57,9 +58,17 @@ def manifests(
         str, typer.Option(help="PersistentVolumeClaim with the weights.")
     ] = "model-weights",
     prometheus: Annotated[
-        str, typer.Option(metavar="URL", help="Where KEDA finds Prometheus.")
+        str, typer.Option(metavar="URL", help="Where KEDA or prometheus-adapter finds Prometheus.")
     ] = "http://prometheus-operated.monitoring.svc:9090",
     monitoring: Annotated[str, typer.Option(help="Namespace of Prometheus.")] = "monitoring",
+    monitor_label: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Label that the operator of Prometheus selects PodMonitors and rules by; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     proxy: Annotated[
         bool, typer.Option(help="An HAProxy with the scenario's routing and limits.")
     ] = True,
@@ -102,6 +111,7 @@ def manifests(
             models_claim,
             prometheus,
             monitoring,
+            _labels(monitor_label or []),
             tiny,
         )
         rendered = render(setup, proxy)
@@ -109,6 +119,18 @@ def manifests(
         _write(out, rendered, force)
         for note in rendered.notes:
             complain(note)
+
+
+def _labels(written: list[str]) -> dict[str, str]:
+    found = {}
+    for text in written:
+        pair = label_pair(text)
+        if pair is None:
+            raise InputError(
+                f"--monitor-label {text}: is no label; write KEY=VALUE, e.g. release=kube-prometheus-stack"
+            )
+        found[pair[0]] = pair[1]
+    return found
 
 
 def _refuse_faults(rendered: Rendered) -> None:

@@ -7,7 +7,13 @@ from pathlib import Path
 
 from real.manifest_lint.finding import Finding
 from real.manifest_lint.objects import Manifest
-from real.manifest_lint.tools import build, kubectl, kustomization_in, manifests_of
+from real.manifest_lint.tools import (
+    KUSTOMIZATIONS,
+    build,
+    kubectl,
+    kustomization_in,
+    manifests_of,
+)
 from twin.errors import InputError
 from twin.scenario_yaml import parse_documents
 
@@ -61,7 +67,11 @@ def read(source: Path) -> Read:
 def _files(source: Path) -> list[Path]:
     if not source.is_dir():
         return [source]
-    found = sorted(p for p in source.iterdir() if p.suffix in SUFFIXES and p.is_file())
+    found = sorted(
+        path
+        for path in source.iterdir()
+        if (path.suffix in SUFFIXES or path.name in KUSTOMIZATIONS) and path.is_file()
+    )
     if not found:
         raise InputError(f"{source}: holds no .yaml, .yml or .json file{_chart(source)}")
     return found

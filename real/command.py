@@ -15,6 +15,9 @@ MIDDLEWARE = "real.middleware.TwinMiddleware"
 DRAIN_S = 3600
 """Seconds vLLM itself would go on after a signal; `twin-real serve` has drained before it sends one."""
 
+QUANTISED = ("fp8", "int8", "int4")
+"""Types of weights that files are stored in, beside those that vLLM makes of 16-bit weights itself."""
+
 _DTYPES = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32", "fp8": "bfloat16"}
 
 
@@ -36,6 +39,8 @@ class Serving:
     """default: the scheduler takes the default for a hint that makes no sense; reject: the client gets a 400."""
     dummy: bool = False
     """Random weights: nothing is loaded."""
+    is_quantised: bool = False
+    """The files hold weights of the scenario's type already: vLLM reads in their configuration how."""
     shutdown_timeout: int = DRAIN_S
     """Seconds vLLM itself goes on with what runs after a signal."""
     more: Sequence[str] = ()
@@ -57,13 +62,14 @@ def serve_command(scenario: Scenario, serving: Serving) -> list[str]:
     """The arguments, the program first. Raises InputError for a dtype that vLLM cannot make of loaded weights."""
     engine, document = scenario.engine, scenario.document["engine"]
     hardware = scenario.hardware
+    is_quantised = serving.is_quantised and hardware.dtype in QUANTISED
     options: dict[str, Any] = {
         "served-model-name": serving.name,
         "host": serving.host,
         "port": serving.port,
         "load-format": "dummy" if serving.dummy else None,
-        "dtype": dtype_of(scenario),
-        "quantization": "fp8" if hardware.dtype == "fp8" else None,
+        "dtype": "bfloat16" if is_quantised else dtype_of(scenario),
+        "quantization": "fp8" if hardware.dtype == "fp8" and not is_quantised else None,
         "tensor-parallel-size": hardware.tensor_parallel_size,
         "max-model-len": engine.max_model_len,
         "max-num-seqs": engine.max_num_seqs,

@@ -39,6 +39,16 @@ def service_problem(text: str) -> str | None:
     return problem
 
 
+def label_pair(text: str) -> tuple[str, str] | None:
+    """(key, value) of a label written KEY=VALUE; None if Kubernetes does not take it."""
+    key, equals, value = text.partition("=")
+    prefix, slash, name = key.rpartition("/")
+    word = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+    is_key = re.fullmatch(word, name, re.ASCII) and (not slash or name_problem(prefix) is None)
+    is_value = re.fullmatch(f"(?:{word})?", value, re.ASCII)
+    return (key, value) if equals and is_key and is_value else None
+
+
 def image_parts(image: str) -> tuple[str, str, str] | None:
     """(name, tag, digest) of an image, tag and digest empty where there is none; None if it is no image's name."""
     found = _IMAGE.fullmatch(image)

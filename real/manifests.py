@@ -12,12 +12,13 @@ import yaml
 
 from real import manifests_proxy as gateway
 from real.manifest_names import image_parts, label_problem, name_problem
-from real.manifests_numbers import MARGIN, TIDY_S, node_s
+from real.manifests_notes import derived, left_out, needs, why
 from real.manifests_pod import deployment, priority_class_of
 from real.manifests_rules import prometheus_rule
-from real.manifests_scaling import adapter_values, pod_monitor, proxy_monitor, scaler
+from real.manifests_scaling import adapter_values, address, scaler
+from real.manifests_scrape import pod_monitor, proxy_monitor
 from real.manifests_setup import FINGERPRINT, PORT, Setup
-from real.manifests_text import document, written
+from real.manifests_text import budget, document, written
 from real.manifests_warm import warm_pool
 from twin.errors import InputError
 from twin.scenario import Scenario, load_scenario
@@ -59,9 +60,12 @@ def render(setup: Setup, has_proxy: bool = True) -> Rendered:
             [service_account(setup)],
         ),
         "scenario.yaml": ("The scenario that everything here comes from.", [config_map(setup)]),
-        "deployment.yaml": (_why(setup), [deployment(setup)]),
+        "deployment.yaml": (why(setup), [deployment(setup)]),
         "service.yaml": ("", services(setup, has_proxy)),
-        "pdb.yaml": ("One replica at a time may be taken away by drains and upgrades.", [pdb(setup)]),
+        "pdb.yaml": (
+            "One replica at a time may be taken away by drains and upgrades.",
+            [budget(setup.name, setup.labels("engine"))],
+        ),
         "networkpolicy.yaml": ("", network_policies(setup, has_proxy)),
         "podmonitor.yaml": (
             "For the Prometheus operator; the relabelling puts the colon back that some versions lose.",
@@ -89,7 +93,7 @@ def render(setup: Setup, has_proxy: bool = True) -> Rendered:
         files["prometheus-adapter-values.yaml"] = written([values], comment)
     files["kustomization.yaml"] = written([kustomization(setup, list(parts))])
     objects = [item for _, found in parts.values() for item in found]
-    notes = [*_derived(setup), *_needs(setup, values is not None), *_left_out(setup, has_proxy)]
+    notes = [*derived(setup), *needs(setup, values is not None), *left_out(setup, has_proxy)]
     return Rendered(files, objects, notes)
 
 
@@ -112,6 +116,7 @@ def _check(setup: Setup) -> None:
 
 
 def _check_names(setup: Setup) -> None:
+    address(setup.prometheus)
     for option, problem in (
         ("namespace", label_problem(setup.namespace)),
         ("monitoring", label_problem(setup.monitoring_namespace)),
@@ -191,22 +196,6 @@ def services(setup: Setup, has_proxy: bool) -> list[dict[str, Any]]:
     return [headless, document("v1", "Service", setup.name, labels=labels, spec=spec)]
 
 
-def pdb(setup: Setup) -> dict[str, Any]:
-    """Of the replicas."""
-    labels = dict(setup.labels("engine"))
-    return document(
-        "policy/v1",
-        "PodDisruptionBudget",
-        setup.name,
-        labels=labels,
-        spec={
-            "maxUnavailable": 1,
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",
-            "selector": {"matchLabels": labels},
-        },
-    )
-
-
 def network_policies(setup: Setup, has_proxy: bool) -> list[dict[str, Any]]:
     """Who may speak to whom: clients to the proxy, the proxy and Prometheus to the replicas, nobody else."""
     engine, front = dict(setup.labels("engine")), dict(setup.labels("proxy"))
@@ -275,98 +264,6 @@ def kustomization(setup: Setup, files: Sequence[str]) -> dict[str, Any]:
         "resources": list(files),
         "images": [{"name": name, **pinned}],
     }
-
-
-# --- what is said of them -----------------------------------------------------------------
-
-
-def _why(setup: Setup) -> str:
-    """Where the numbers of the Deployment come from."""
-    numbers, scenario = setup.numbers, setup.scenario
-    lines = [
-        f"{scenario.name}: {scenario.model.name}, "
-        + (
-            "the built-in tiny model in its place, on CPUs"
-            if setup.tiny
-            else f"{scenario.hardware.dtype} on {setup.gpus} x {scenario.hardware.gpu.name}"
-        ),
-        f"startupProbe: a start takes {numbers.start_s:.0f} s at p99 as predicted; {MARGIN:g} times that is allowed, "
-        f"{numbers.startup_s} s",
-        f"grace period {numbers.grace_s} s: preStop {numbers.pre_stop_s} s until no proxy sends requests here, "
-        f"{numbers.shutdown_timeout_s} s for those inside (the longest took {numbers.longest_s:.1f} s in the "
-        f"simulation), {TIDY_S} s to end",
-    ]
-    if not setup.tiny:
-        weights = numbers.weights_bytes / 2**30
-        lines.append(
-            f"memory: {weights:.1f} GiB of weights pass through RAM while they are loaded; the rest is processes and "
-            f"/dev/shm ({numbers.shm_bytes / 2**30:.0f} GiB)"
-        )
-    return "\n".join(lines)
-
-
-def _derived(setup: Setup) -> list[str]:
-    """Values that the scenario leaves open and the twin did not simulate with."""
-    fleet, numbers = setup.scenario.cluster.fleet, setup.numbers
-    told = []
-    if setup.name != setup.scenario.name:
-        told.append(
-            f"derived: the objects are named {setup.name}, as Kubernetes does not take {setup.scenario.name!r}"
-        )
-    if fleet is None or fleet.probes.startup is None:
-        told.append(
-            f"derived: startup probe of {numbers.startup_s} s; cluster.probes.startup: {{periodSeconds: 10, "
-            f"failureThreshold: {numbers.startup_failures}}} simulates it"
-        )
-    for key, is_said, seconds in (
-        ("pre_stop", fleet and fleet.template.pre_stop_ps, numbers.pre_stop_s),
-        ("shutdown_timeout", fleet and fleet.template.shutdown_timeout_ps, numbers.shutdown_timeout_s),
-    ):  # fmt: skip
-        if not is_said:
-            told.append(f"derived: cluster.pod.{key}: {seconds} simulates it")
-    if numbers.shutdown_timeout_s < numbers.longest_s:
-        told.append(
-            f"warning: cluster.pod.shutdown_timeout: {numbers.shutdown_timeout_s} s cuts the longest requests "
-            f"short, which took {numbers.longest_s:.0f} s in the simulation"
-        )
-    return told
-
-
-def _needs(setup: Setup, has_adapter: bool) -> list[str]:
-    told = [f"needs: image {setup.image}, built with k8s/Containerfile"]
-    if not setup.tiny:
-        told.append(
-            f"needs: PersistentVolumeClaim {setup.models_claim} with the folder {setup.scenario.model.name}, "
-            "ReadOnlyMany or on every node"
-        )
-    cold = setup.scenario.document["cluster"]["cold_start"] or {}
-    if cold.get("compile_cache") == "cached":
-        told.append(
-            f"needs: PersistentVolumeClaim {setup.name}-compile-cache, ReadWriteMany (compile_cache: cached)"
-        )
-    told.append("needs: the Prometheus operator for podmonitor.yaml and rules.yaml")
-    if has_adapter:
-        told.append("needs: prometheus-adapter with the rules of prometheus-adapter-values.yaml")
-    fleet = setup.scenario.cluster.fleet
-    if fleet is not None and fleet.scaler.keda is not None:
-        told.append(f"needs: KEDA, and Prometheus at {setup.prometheus}")
-    if setup.has_standby:
-        told.append(
-            f"needs: somebody who wakes {setup.name}-standby when replicas are short (docs/deploy.md): no "
-            f"autoscaler does"
-        )
-    waits = node_s(fleet)
-    if waits > 600:
-        told.append(f"needs: patience: a new replica may wait {waits:.0f} s for node and image")
-    return told
-
-
-def _left_out(setup: Setup, has_proxy: bool) -> list[str]:
-    told = [f"left out: {text}" for text in gateway.left_out(setup)] if has_proxy else []
-    fleet = setup.scenario.cluster.fleet
-    if fleet is not None and fleet.warm_pool is not None and setup.tiny:
-        told.append("left out: cluster.warm_pool, as the tiny model has no GPUs to keep")
-    return told
 
 
 # --- back ---------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from real.command import Serving, serve_command
+from real.command import QUANTISED, Serving, serve_command
 from real.manifests_setup import FINGERPRINT, METRICS_FOLDER, MODELS, PORT, Setup
 from real.manifests_text import document
 from real.tiny import NAME
@@ -20,12 +20,11 @@ GPU = "nvidia.com/gpu"
 def deployment(setup: Setup) -> dict[str, Any]:
     """The Deployment of the serving replicas. Without `replicas` where an autoscaler sets them."""
     spec: dict[str, Any] = {} if setup.is_scaled else {"replicas": setup.scenario.cluster.replicas}
-    numbers = setup.numbers
     spec |= {
         "selector": {"matchLabels": dict(setup.labels("engine"))},
         "strategy": {"type": "RollingUpdate", "rollingUpdate": _update(setup)},
         "minReadySeconds": 5,
-        "progressDeadlineSeconds": numbers.startup_s + 600,
+        "progressDeadlineSeconds": startup_s(setup) + 600,
         "template": {
             "metadata": {
                 "labels": dict(setup.labels("engine")) | dict(setup.served),
@@ -68,7 +67,7 @@ def pod_spec(setup: Setup) -> dict[str, Any]:
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": setup.numbers.grace_s,
-        "securityContext": pod_security(),
+        "securityContext": pod_security(writes=True),
     }
     if not setup.tiny:
         spec |= {
@@ -83,14 +82,14 @@ def pod_spec(setup: Setup) -> dict[str, Any]:
     return spec
 
 
-def pod_security() -> dict[str, Any]:
-    """What the Pod Security Standard `restricted` asks of a pod."""
+def pod_security(writes: bool = False) -> dict[str, Any]:
+    """What the Pod Security Standard `restricted` asks of a pod; with a group for volumes that it writes on."""
+    group = {"fsGroup": USER, "fsGroupChangePolicy": "OnRootMismatch"} if writes else {}
     return {
         "runAsNonRoot": True,
         "runAsUser": USER,
         "runAsGroup": USER,
-        "fsGroup": USER,
-        "fsGroupChangePolicy": "OnRootMismatch",
+        **group,
         "seccompProfile": {"type": "RuntimeDefault"},
     }
 
@@ -116,22 +115,24 @@ def affinity(setup: Setup) -> dict[str, Any]:
     gpu = setup.scenario.hardware.gpu.name
     products = pod["gpu_products"] or [PRODUCTS.get(gpu, f"NVIDIA-{gpu}")]
     wanted = {"key": f"{GPU}.product", "operator": "In", "values": list(products)}
-    apart = {
-        "labelSelector": {"matchLabels": dict(setup.labels("engine"))},
-        "topologyKey": "kubernetes.io/hostname",
-    }
     return {
         "nodeAffinity": {
             "requiredDuringSchedulingIgnoredDuringExecution": {
                 "nodeSelectorTerms": [{"matchExpressions": [wanted]}]
             }
         },
-        "podAntiAffinity": {
-            "preferredDuringSchedulingIgnoredDuringExecution": [
-                {"weight": 50, "podAffinityTerm": apart}
-            ]
-        },
+        **apart(setup, "engine"),
     }
+
+
+def apart(setup: Setup, component: str) -> dict[str, Any]:
+    """Pods of a component on different nodes, where there are several."""
+    term = {
+        "labelSelector": {"matchLabels": dict(setup.labels(component))},
+        "topologyKey": "kubernetes.io/hostname",
+    }
+    preferred = [{"weight": 50, "podAffinityTerm": term}]
+    return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
 
 
 def engine_container(setup: Setup) -> dict[str, Any]:
@@ -156,7 +157,7 @@ def engine_container(setup: Setup) -> dict[str, Any]:
 def arguments(setup: Setup) -> list[str]:
     """Those of `vllm serve`, the model first, each with its value in one entry."""
     scenario = setup.scenario
-    model = f"{MODELS}/{NAME}" if setup.tiny else f"{MODELS}/{_folder(scenario.model.name)}"
+    model = f"{MODELS}/{NAME}" if setup.tiny else f"{MODELS}/{weights_folder(setup)}"
     serving = Serving(
         python="python3",
         model=model,
@@ -164,6 +165,7 @@ def arguments(setup: Setup) -> list[str]:
         host="0.0.0.0",
         port=PORT,
         dummy=setup.tiny,
+        is_quantised=True,
         shutdown_timeout=setup.numbers.shutdown_timeout_s,
     )
     words = serve_command(scenario, serving)
@@ -178,9 +180,15 @@ def arguments(setup: Setup) -> list[str]:
     return found
 
 
-def _folder(model: str) -> str:
-    """The folder of a model below the mounted weights."""
-    return model.strip("/.").removeprefix("models/") or "model"
+def weights_folder(setup: Setup) -> str:
+    """The folder of the weights below those that are mounted.
+
+    Quantised weights are stored so: made of 16-bit ones at each start, twice as much would be read as is predicted.
+    """
+    scenario = setup.scenario
+    folder = scenario.model.name.strip("/.").removeprefix("models/") or "model"
+    dtype = scenario.hardware.dtype
+    return f"{folder}-{dtype.upper()}" if dtype in QUANTISED else folder
 
 
 def environment(setup: Setup) -> list[dict[str, Any]]:
@@ -214,16 +222,26 @@ def probes(setup: Setup) -> dict[str, Any]:
     """
     fleet = setup.scenario.cluster.fleet
     written = None if fleet is None else fleet.probes
-    startup = written.startup if written else None
-    if startup is None:
-        startup = Probe(0, 10 * PS, setup.numbers.startup_failures)
     liveness = (written.liveness if written else None) or Probe(0, 10 * PS, 3)
     readiness = (written.readiness if written else None) or Probe(0, 5 * PS, 3)
     return {
-        "startupProbe": _probe("/v1/models", startup, 5),
+        "startupProbe": _probe("/v1/models", startup_probe(setup), 5),
         "livenessProbe": _probe("/health", liveness, 5),
         "readinessProbe": _probe("/v1/models", readiness, 5),
     }
+
+
+def startup_probe(setup: Setup) -> Probe:
+    """The scenario's, or one that allows the predicted start with margin."""
+    fleet = setup.scenario.cluster.fleet
+    written = None if fleet is None else fleet.probes.startup
+    return written or Probe(0, 10 * PS, setup.numbers.startup_failures)
+
+
+def startup_s(setup: Setup) -> int:
+    """Seconds that it allows."""
+    probe = startup_probe(setup)
+    return (probe.initial_delay_ps + (probe.failure_threshold - 1) * probe.period_ps) // PS
 
 
 def _probe(path: str, probe: Probe, timeout_s: int) -> dict[str, Any]:

@@ -6,9 +6,9 @@ Each replica is a server that DNS names; a request waits in HAProxy's own queue 
 import math
 from typing import Any
 
-from real.manifests_pod import container_security, pod_security
-from real.manifests_setup import PORT, PROXY_PORT, STATS_PORT, Setup
-from real.manifests_text import document
+from real.manifests_pod import apart, container_security, pod_security
+from real.manifests_setup import CONFIG_HASH, PORT, PROXY_PORT, STATS_PORT, Setup
+from real.manifests_text import budget, config_hash, document
 from twin.clock import to_seconds
 from twin.cluster.admission import AdmissionSpec
 from twin.errors import InputError
@@ -18,7 +18,11 @@ RETRY_AFTER_S = 5
 """Where the scenario names none."""
 
 MOST_CONNECTIONS = 4000
-"""Of one proxy: each takes two of the files that a container may open, mostly 20,000 or more, at times 8,192."""
+"""Of one proxy: each takes two of the files that a container may open, mostly 20,000 or more, at times 8,192; and two
+buffers of 16 KiB, 125 MiB of the 256 together."""
+
+THREADS = 2
+"""Of one proxy, which else starts one for each CPU of its node."""
 
 BALANCE = {
     "least_connections": "balance leastconn",
@@ -37,7 +41,10 @@ def proxy(setup: Setup) -> list[dict[str, Any]]:
     """ConfigMap, Deployment, disruption budget and Service of the proxy. Its Service has the service's name."""
     name = f"{setup.name}-proxy"
     labels = dict(setup.labels("proxy"))
-    text = config(setup)
+    config_map = document(
+        "v1", "ConfigMap", name, labels=labels, data={"haproxy.cfg": config(setup)}
+    )
+    routers = setup.scenario.cluster.routing.routers
     grace_s = setup.numbers.pre_stop_s + setup.numbers.shutdown_timeout_s + 10
     container = {
         "name": "haproxy",
@@ -61,31 +68,26 @@ def proxy(setup: Setup) -> list[dict[str, Any]]:
         ],
     }
     spec = {
-        "replicas": setup.scenario.cluster.routing.routers,
+        "replicas": routers,
         "selector": {"matchLabels": labels},
         "template": {
-            "metadata": {"labels": labels},
+            "metadata": {"labels": labels, "annotations": {CONFIG_HASH: config_hash(config_map)}},
             "spec": {
                 "serviceAccountName": setup.name,
                 "automountServiceAccountToken": False,
                 "enableServiceLinks": False,
                 "terminationGracePeriodSeconds": grace_s + 10,
                 "securityContext": pod_security(),
+                **({"affinity": apart(setup, "proxy")} if routers > 1 else {}),
                 "containers": [container],
                 "volumes": [{"name": "config", "configMap": {"name": name}}],
             },
         },
     }  # fmt: skip
     return [
-        document("v1", "ConfigMap", name, labels=labels, data={"haproxy.cfg": text}),
+        config_map,
         document("apps/v1", "Deployment", name, labels=labels, spec=spec),
-        document(
-            "policy/v1",
-            "PodDisruptionBudget",
-            name,
-            labels=labels,
-            spec={"maxUnavailable": 1, "selector": {"matchLabels": labels}},
-        ),
+        budget(name, labels),
         document(
             "v1",
             "Service",
@@ -127,6 +129,7 @@ def config(setup: Setup) -> str:
     return f"""\
 global
     log stdout format raw local0 info
+    nbthread {THREADS}
     maxconn {MOST_CONNECTIONS}
     hard-stop-after {longest_s + 10}s
 

@@ -38,7 +38,7 @@ def prometheus_rule(setup: Setup) -> dict[str, Any]:
         "monitoring.coreos.com/v1",
         "PrometheusRule",
         setup.name,
-        labels=dict(setup.labels("engine")),
+        labels=setup.monitored("engine"),
         spec={"groups": groups(setup)},
     )
 

@@ -1,16 +1,16 @@
-"""Who scales, and what tells it how loaded the replicas are: HPA or ScaledObject, adapter rules, scrapes.
+"""Who scales, and what tells it how loaded the replicas are: HPA or ScaledObject, adapter rules.
 
 The numbers are the scenario's, key for key. Queries get the labels of the service, so that they count no other.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
+from real.manifests_scrape import duration
 from real.manifests_setup import POD_SUFFIX, Setup
-from real.manifests_text import document
-from twin.clock import PS
 from twin.cluster.fleet_spec import ScalerSpec
 from twin.cluster.keda import CronTrigger, KedaSpec, QueryTrigger, Trigger
 from twin.cluster.metrics_path import is_exported
@@ -43,6 +43,7 @@ def scaler(setup: Setup) -> list[dict[str, Any]]:
                     "cluster.hpa, and both become triggers"
                 )
         found = write_hpa(spec.hpa, setup.name, setup.name)
+        _shorten(found["spec"])
     elif spec.keda is not None or spec.alone is not None:
         keda = _with_floors(setup, spec)
         found = write_scaled_object(keda, setup.name, setup.name, setup.prometheus)
@@ -50,6 +51,7 @@ def scaler(setup: Setup) -> list[dict[str, Any]]:
         for trigger in found["spec"]["triggers"]:
             if trigger["name"] in queries:
                 trigger["metadata"]["query"] = scoped(queries[trigger["name"]], _matchers(setup))
+        _shorten_keda(found["spec"])
     else:
         (name,) = spec.names
         raise InputError(
@@ -58,6 +60,57 @@ def scaler(setup: Setup) -> list[dict[str, Any]]:
         )
     found["metadata"]["labels"] = dict(setup.labels("engine"))
     return [found]
+
+
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "scaleUp": {
+        "stabilizationWindowSeconds": 0,
+        "selectPolicy": "Max",
+        "policies": [
+            {"type": "Percent", "value": 100, "periodSeconds": 15},
+            {"type": "Pods", "value": 4, "periodSeconds": 15},
+        ],
+    },
+    "scaleDown": {
+        "selectPolicy": "Max",
+        "policies": [{"type": "Percent", "value": 100, "periodSeconds": 15}],
+    },
+}
+"""What the API server writes where `behavior` says nothing."""
+
+
+def _shorten(spec: dict[str, Any]) -> None:
+    """Leave out of an HPA's spec what the API server writes there itself."""
+    behavior = {
+        side: {
+            key: rules[key]
+            for key in (*FIRST, *rules)
+            if key in rules and rules[key] != DEFAULTS[side].get(key)
+        }
+        for side, rules in spec.get("behavior", {}).items()
+    }
+    behavior = {side: rules for side, rules in behavior.items() if rules}
+    spec.pop("behavior", None)
+    if behavior:
+        spec["behavior"] = behavior
+
+
+FIRST = ("stabilizationWindowSeconds", "selectPolicy", "policies")
+
+
+def _shorten_keda(spec: dict[str, Any]) -> None:
+    """The same for a ScaledObject, its triggers at the end."""
+    if spec.get("fallback", {}).get("behavior") == "static":
+        del spec["fallback"]["behavior"]
+    config = spec.get("advanced", {}).get("horizontalPodAutoscalerConfig", {})
+    _shorten(config)
+    if not config:
+        spec.pop("advanced", None)
+    for trigger in spec["triggers"]:
+        for key, value in (("activationThreshold", "0"), ("ignoreNullValues", "true")):
+            if trigger["metadata"].get(key) == value:
+                del trigger["metadata"][key]
+    spec["triggers"] = spec.pop("triggers")
 
 
 def _with_floors(setup: Setup, spec: ScalerSpec) -> KedaSpec:
@@ -84,11 +137,11 @@ def _forecast(setup: Setup, spec: PredictionSpec) -> QueryTrigger:
         )
     own = f'namespace="{setup.namespace}",pod=~"{setup.name}-proxy{POD_SUFFIX}",proxy="api"'
     series = f"haproxy_frontend_http_requests_total{{{own}}}"
-    rate = f"sum(rate({series}[{_duration(spec.interval_ps)}]))"
+    rate = f"sum(rate({series}[{duration(spec.interval_ps)}]))"
     if spec.forecaster == "seasonal_naive":
         back_ps = spec.season_ps - spec.horizon_ps
-        window = f"[{_duration(spec.horizon_ps)}:{_duration(spec.interval_ps)}]"
-        query = f"max_over_time({rate}{window} offset {_duration(back_ps)})"
+        window = f"[{duration(spec.horizon_ps)}:{duration(spec.interval_ps)}]"
+        query = f"max_over_time({rate}{window} offset {duration(back_ps)})"
     elif spec.forecaster == "last_value":
         query = rate
     else:
@@ -145,7 +198,20 @@ def adapter_values(setup: Setup) -> dict[str, Any] | None:
             )
         section = "external" if metric.kind == "External" else "custom"
         rules.setdefault(section, []).append(_rule(metric, query.text, sorted(query.names)))
-    return {"rules": {"default": False, **rules}}
+    return {"prometheus": address(setup.prometheus), "rules": {"default": False, **rules}}
+
+
+def address(url: str) -> dict[str, Any]:
+    """Where the adapter finds Prometheus, as its chart takes it apart. Raises InputError for what is no URL."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise InputError(f"--prometheus {url}: must be http://HOST:PORT or https://HOST:PORT")
+    found: dict[str, Any] = {"url": f"{parts.scheme}://{parts.hostname}", "port": port or 0}
+    return found | ({"path": parts.path} if parts.path.strip("/") else {})
 
 
 def _rule(metric: MetricSpec, query: str, names: list[str]) -> dict[str, Any]:
@@ -181,58 +247,6 @@ def _without(query: str, metric: MetricSpec) -> str:
     for label, value in metric.selector:
         query = re.sub(rf',?{re.escape(label)}="{re.escape(value)}"', "", query)
     return query.replace("{}", "")
-
-
-# --- scrapes ------------------------------------------------------------------------------
-
-
-def proxy_monitor(setup: Setup) -> dict[str, Any]:
-    """The proxies' own metrics: answers by status, queue."""
-    labels = dict(setup.labels("proxy"))
-    return document(
-        "monitoring.coreos.com/v1",
-        "PodMonitor",
-        f"{setup.name}-proxy",
-        labels=labels,
-        spec={
-            "selector": {"matchLabels": labels},
-            "podMetricsEndpoints": [{"port": "stats", "path": "/metrics", "interval": "15s"}],
-        },
-    )
-
-
-def pod_monitor(setup: Setup) -> dict[str, Any]:
-    """Prometheus operator: scrape every replica as often as the scenario says, with both spellings of the colon."""
-    fleet = setup.scenario.cluster.fleet
-    interval_ps = 15 * PS if fleet is None else fleet.path.scrape_interval_ps
-    colon = {
-        "sourceLabels": ["__name__"],
-        "regex": "(vllm|twin)_(.+)",
-        "replacement": "$1:$2",
-        "targetLabel": "__name__",
-    }
-    endpoint = {
-        "port": "http",
-        "path": "/metrics",
-        "interval": _duration(interval_ps),
-        "scrapeTimeout": _duration(min(interval_ps, 10 * PS)),
-        "metricRelabelings": [colon],
-    }
-    return document(
-        "monitoring.coreos.com/v1",
-        "PodMonitor",
-        setup.name,
-        labels=dict(setup.labels("engine")),
-        spec={
-            "selector": {"matchLabels": dict(setup.served)},
-            "podMetricsEndpoints": [endpoint],
-        },
-    )
-
-
-def _duration(ps: int) -> str:
-    """As Prometheus writes it: 15s, 500ms."""
-    return f"{ps // PS}s" if ps % PS == 0 else f"{ps * 1000 // PS}ms"
 
 
 def queries_of(setup: Setup) -> Iterator[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """What does a cluster decide that a scenario does not say? Names, image, where the weights and Prometheus are."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from real.manifests_numbers import Numbers
 from real.manifests_predict import Prediction
@@ -10,6 +10,9 @@ from twin.scenario import Scenario
 
 FINGERPRINT = "vllm-twin/policy-fingerprint"
 """Annotation with the fingerprint of the policy."""
+
+CONFIG_HASH = "vllm-twin/config-hash"
+"""Annotation of pods with the hash of the ConfigMap they read: another configuration makes other pods."""
 
 PORT = 8000
 """vLLM's API and its /metrics."""
@@ -42,6 +45,8 @@ class Setup:
     """PersistentVolumeClaim that holds the weights, a folder for each model."""
     prometheus: str = "http://prometheus-operated.monitoring.svc:9090"
     monitoring_namespace: str = "monitoring"
+    monitor_labels: Mapping[str, str] = field(default_factory=dict)
+    """What the operator of Prometheus selects PodMonitors and PrometheusRules by."""
     tiny: bool = False
     """The built-in model with random weights on CPUs."""
 
@@ -93,6 +98,10 @@ class Setup:
     def serving_pods(self) -> str:
         """The same for all pods that requests go to: sleepers too, which have a Deployment of their own."""
         return f"{self.name}(-standby)?{POD_SUFFIX}" if self.has_standby else self.pods
+
+    def monitored(self, component: str) -> dict[str, str]:
+        """Labels of a PodMonitor or PrometheusRule about a component."""
+        return {**self.labels(component), **self.monitor_labels}
 
     def labels(self, component: str) -> Mapping[str, str]:
         """What selects the pods of a component."""

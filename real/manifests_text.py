@@ -57,6 +57,26 @@ def compact(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
+def budget(name: str, labels: Mapping[str, str]) -> dict[str, Any]:
+    """A PodDisruptionBudget: one of the pods with these labels at a time, and any that does not work."""
+    return document(
+        "policy/v1",
+        "PodDisruptionBudget",
+        name,
+        labels=dict(labels),
+        spec={
+            "maxUnavailable": 1,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": dict(labels)},
+        },
+    )
+
+
+def config_hash(config_map: Mapping[str, Any]) -> str:
+    """Twelve digits that another content of a ConfigMap changes."""
+    return hashlib.sha256(compact(config_map["data"]).encode()).hexdigest()[:12]
+
+
 def object_name(name: str) -> str:
     """A name that Kubernetes takes, like the one given: lower case, digits and hyphens, at most 40 characters.
 

@@ -14,13 +14,17 @@ from real.manifests_pod import (
     engine_container,
     pod_security,
     pod_spec,
+    startup_s,
 )
 from real.manifests_proxy import IMAGE
-from real.manifests_setup import PORT, Setup
-from real.manifests_text import document
+from real.manifests_setup import CONFIG_HASH, PORT, Setup
+from real.manifests_text import budget, config_hash, document
 
 INNER_PORT = 8001
 """Of a sleeper's API, on loopback."""
+
+DOOR_CONNECTIONS = 500
+"""Of the proxy in a sleeper's pod: two buffers of 16 KiB each, 16 MiB of its 64."""
 
 
 def warm_pool(setup: Setup) -> list[dict[str, Any]]:
@@ -39,7 +43,7 @@ def warm_pool(setup: Setup) -> list[dict[str, Any]]:
     if pool.standby:
         found += [_doorman(setup), _standby(setup, pool.standby)]
     if pool.standby > 1:
-        found.append(_one_at_a_time(setup))
+        found.append(budget(f"{setup.name}-standby", setup.labels("standby")))
     return found
 
 
@@ -110,11 +114,12 @@ def _silence(setup: Setup) -> dict[str, Any]:
 
 # --- sleepers -----------------------------------------------------------------------------
 
-_ASK = "from urllib.request import Request, urlopen; "
+_IMPORT = "from urllib.request import Request, urlopen"
+_GET = "from urllib.request import urlopen; "
 
 FALL_ASLEEP = f"""\
 import time
-{_ASK}
+{_IMPORT}
 url = 'http://127.0.0.1:{INNER_PORT}'
 while True:
     try:
@@ -130,14 +135,12 @@ while True:
 """Of a container beside the server: sends it to sleep once it has started."""
 
 IS_AWAKE = (
-    f"import json, sys; {_ASK}"
+    f"import json, sys; {_GET}"
     f"sys.exit(json.load(urlopen('http://127.0.0.1:{INNER_PORT}/is_sleeping', timeout=4))['is_sleeping'])"
 )
 """Status 0 when the server may get requests."""
 
-WAKE = (
-    f"{_ASK}urlopen(Request('http://127.0.0.1:{INNER_PORT}/wake_up', method='POST'), timeout=120)"
-)
+WAKE = f"{_IMPORT}; urlopen(Request('http://127.0.0.1:{INNER_PORT}/wake_up', method='POST'), timeout=120)"
 """What is run in the server's container to wake it."""
 
 
@@ -146,6 +149,8 @@ def _doorman(setup: Setup) -> dict[str, Any]:
     text = f"""\
 global
     log stdout format raw local0 info
+    nbthread 1
+    maxconn {DOOR_CONNECTIONS}
 
 defaults
     mode http
@@ -190,24 +195,14 @@ def _standby(setup: Setup, replicas: int) -> dict[str, Any]:
             "replicas": replicas,
             "selector": {"matchLabels": labels},
             "strategy": {"type": "Recreate"},
-            "progressDeadlineSeconds": setup.numbers.startup_s + 600,
-            "template": {"metadata": {"labels": labels | dict(setup.served)}, "spec": spec},
-        },
-    )
-
-
-def _one_at_a_time(setup: Setup) -> dict[str, Any]:
-    """A budget: drains take one sleeper at a time."""
-    labels = dict(setup.labels("standby"))
-    return document(
-        "policy/v1",
-        "PodDisruptionBudget",
-        f"{setup.name}-standby",
-        labels=labels,
-        spec={
-            "maxUnavailable": 1,
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",
-            "selector": {"matchLabels": labels},
+            "progressDeadlineSeconds": startup_s(setup) + 600,
+            "template": {
+                "metadata": {
+                    "labels": labels | dict(setup.served),
+                    "annotations": {CONFIG_HASH: config_hash(_doorman(setup))},
+                },
+                "spec": spec,
+            },
         },
     )
 
@@ -222,7 +217,7 @@ def _sleeper(setup: Setup) -> dict[str, Any]:
     found["args"] = [*args, "--enable-sleep-mode"]
     found["env"] = [*found["env"], {"name": "VLLM_SERVER_DEV_MODE", "value": "1"}]
     del found["ports"]
-    health = _python(f"{_ASK}urlopen('http://127.0.0.1:{INNER_PORT}/health', timeout=4)")
+    health = _python(f"{_GET}urlopen('http://127.0.0.1:{INNER_PORT}/health', timeout=4)")
     found["startupProbe"] |= {"exec": health}
     found["livenessProbe"] |= {"exec": health}
     found["readinessProbe"] |= {"exec": _python(IS_AWAKE)}

@@ -10,7 +10,7 @@ from kubernetes_validate import utils
 from real.cli_manifests_read import read
 from real.manifest_lint import schemas
 from real.manifest_lint.check import lint
-from tests.k8s import ROOT
+from tests.k8s import ROOT, kubectl
 from twin.errors import InputError
 
 BROKEN_PDB = """\
@@ -124,6 +124,17 @@ def test_json_is_read_with_its_lines_and_other_json_left_alone(tmp_path):
     (tmp_path / "pdb.json").write_text("{")
     with pytest.raises(InputError, match=r"pdb\.json:1: not readable as JSON"):
         read(tmp_path)
+
+
+def test_an_overlay_whose_file_has_no_suffix_is_built(tmp_path, monkeypatch):
+    monkeypatch.setenv("KUBECTL", kubectl())
+    base, overlay = tmp_path / "base", tmp_path / "overlay"
+    for folder in (base, overlay):
+        folder.mkdir()
+    (base / "pdb.yaml").write_text(BROKEN_PDB)
+    (base / "kustomization.yaml").write_text("kind: Kustomization\nresources: [pdb.yaml]\n")
+    (overlay / "Kustomization").write_text("kind: Kustomization\nresources: [../base]\n")
+    assert [m.kind for m in read(overlay).manifests] == ["PodDisruptionBudget"]
 
 
 def test_a_folder_with_dashboards_only_holds_no_object(tmp_path):

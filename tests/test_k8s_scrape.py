@@ -18,7 +18,7 @@ from real.client import Call
 from real.manifests_numbers import numbers_of
 from real.manifests_predict import Prediction
 from real.manifests_rules import groups
-from real.manifests_scaling import pod_monitor
+from real.manifests_scrape import pod_monitor
 from real.manifests_setup import Setup
 from real.server import WARM_UP_PROMPTS
 from tests.test_real_live import SCENARIO, Live

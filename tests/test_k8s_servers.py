@@ -177,13 +177,16 @@ def test_a_memory_limit_below_the_weights():
         "loaded and count against it: a start that is slow or killed; at least 22Gi"
     )
     assert told(limited("15Gi"), "none") == []
+    # Made FP8 of files in 16 bits, they are read as those.
+    assert told(limited("14Gi", "--quantization=fp8"), "memory") == [text]
     assert len(told(limited("14.9Gi"), "memory")) == 1
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        limited("14Gi", "--quantization=fp8"),  # 8.5 GiB
+        limited("14Gi", "--quantization=fp8", model="x/Llama-3.1-8B-FP8"),  # 8.5 GiB
+        limited("14Gi", model="x/Llama-3.1-8B-Instruct-quantized.w8a8"),
         limited("14Gi", "--load-format=dummy"),
         limited("14Gi", model="someone/else"),
         limited("14Gi", model="meta-llama/Llama-3.1-8B-AWQ"),

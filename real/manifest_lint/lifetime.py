@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from real.manifest_lint.finding import Finding
-from real.manifest_lint.memory import dtype_of
+from real.manifest_lint.memory import stored_dtype
 from real.manifest_lint.objects import Cluster, Server, at, entries
 from real.manifests_numbers import cold_start_of, start_quantile_s
 from twin.cluster.cold_start import default_start
@@ -32,7 +32,7 @@ def start_s(server: Server, cluster: Cluster) -> tuple[float, str]:
         return start_quantile_s(cold_start_of(scenario), 0.99, scenario.run.seed), "the scenario's"
     if server.model is None:
         return 120.0, "usual"
-    weights = weight_bytes(server.model, 1, dtype_of(server) or "fp8")
+    weights = weight_bytes(server.model, 1, stored_dtype(server) or "fp8")
     start = default_start(
         server.model, weights, "nvme", "cached", "cold", "enforce-eager" in server.arguments
     )

@@ -1,6 +1,7 @@
 """Is there memory enough for a server: on its GPUs, in RAM, in /dev/shm?"""
 
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,6 +40,18 @@ STREAMED = (
 """Ways of loading by which no file passes through RAM as a whole."""
 
 
+def stored_dtype(server: Server) -> str | None:
+    """Type of the weights as their files hold them, which are read at each start; None if it is not known.
+
+    --quantization=fp8 and the like make 8-bit weights of 16-bit files, unless a name says that the files are so.
+    """
+    made = server.arguments.get("quantization", "")
+    name = server.arguments.get("model", "").lower()
+    if re.match("fp8|int8|experts_int8", made) and not re.search("fp8|int8|w8a8", name):
+        return "bfloat16"
+    return dtype_of(server)
+
+
 def check(server: Server) -> Iterator[Finding]:
     """All findings about the memory of one server."""
     yield from gpus(server)
@@ -55,6 +68,8 @@ def dtype_of(server: Server) -> str | None:
         return None
     if "fp8" in words:
         return "fp8"
+    if "int8" in words or "w8a8" in words:
+        return "int8"
     return WIDE_DTYPES.get(server.arguments.get("dtype", "auto"), "bfloat16")
 
 
@@ -128,7 +143,7 @@ def _does_not_fit(
 
 def ram(server: Server) -> Iterator[Finding]:
     """Memory limits below the weights, whose pages count against them while they are loaded."""
-    model, dtype = server.model, dtype_of(server)
+    model, dtype = server.model, stored_dtype(server)
     limit = at(server.container, "resources", "limits", "memory")
     if model is None or dtype is None or limit is None or refused(server):
         return

@@ -294,6 +294,7 @@ def containers(manifest: Manifest) -> Iterator[tuple[KeyPath, Mapping[str, Any]]
     for top in (("spec", "rayClusterSpec"), ("spec",)):
         if manifest.kind in ("RayJob", "RayCluster", "RayService"):
             paths.append((*top, "headGroupSpec", "template", "spec"))
+            paths.append((*top, "submitterPodTemplate", "spec"))
             groups = entries(manifest.get(*top, "workerGroupSpecs"))
             paths += [(*top, "workerGroupSpecs", i, "template", "spec") for i in range(len(groups))]
     for path in paths:

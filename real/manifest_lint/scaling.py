@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from real.manifest_lint.finding import Finding
 from real.manifest_lint.lifetime import start_s
-from real.manifest_lint.objects import Cluster, Manifest, at
+from real.manifest_lint.objects import Cluster, Manifest, at, entries
 from real.manifest_lint.queries import adapter_rules, series_in
 from twin.clock import PS
 from twin.cluster.advice import advice
@@ -54,6 +54,24 @@ def check(cluster: Cluster) -> Iterator[Finding]:
                 yield manifest.fault("schema", ("spec",), str(error))
             continue
         yield from behavior(manifest, spec, start)
+        yield from lost(manifest)
+
+
+def lost(manifest: Manifest) -> Iterator[Finding]:
+    """Fallbacks of ScaledObjects that never come, as lost series count as no load."""
+    if not manifest.get("spec", "fallback"):
+        return
+    for i, trigger in enumerate(entries(manifest.get("spec", "triggers"))):
+        ignores = at(trigger, "metadata", "ignoreNullValues")
+        if trigger.get("type") == "prometheus" and str(ignores).lower() != "false":
+            yield manifest.finding(
+                "advice",
+                "null-values",
+                ("spec", "triggers", i, "metadata"),
+                "a query that finds nothing counts as 0 (ignoreNullValues is true by default): when metrics are lost, "
+                "the minimum is scaled to, and not what fallback says",
+                'ignoreNullValues: "false"',
+            )
 
 
 def metrics(
