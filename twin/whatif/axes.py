@@ -6,11 +6,14 @@ numbers, `start:stop:log` one on a logarithmic scale.
 """
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from itertools import product
 from typing import Any
+
+import yaml
 
 from twin.errors import InputError
 from twin.scenario_yaml import parse
@@ -75,8 +78,20 @@ def text_of(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(map(text_of, value)) + "]"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {text_of(item)}" for key, item in value.items()) + "}"
-    return str(value)
+        return (
+            "{" + ", ".join(f"{_text(key)}: {text_of(item)}" for key, item in value.items()) + "}"
+        )
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    """Text in quotes where YAML would read it as something else, alone or between others."""
+    text = str(value)
+    if not isinstance(value, str) or (
+        re.fullmatch(r"[\w/][\w./+ -]*", text) and parse(text, "a value")[0] == text
+    ):
+        return text
+    return str(yaml.safe_dump(text, default_style='"', width=math.inf)).strip()
 
 
 def override(key: str, value: Any) -> str:

@@ -17,7 +17,7 @@ from twin.report.texts import plural
 from twin.scenario import Scenario, load_scenario
 from twin.whatif.axes import Axis, Range, check_keys, grid, overrides_of, text_of
 from twin.whatif.figures import Measure, measure
-from twin.whatif.runs import Backend, Interrupted
+from twin.whatif.runs import Backend, Interrupted, Load
 from twin.whatif.trial import Tried, front_of, try_all, values_of
 from twin.whatif.verdict import value_text
 
@@ -56,6 +56,7 @@ def make_search(
     seeds: int = SEEDS,
     trials: int = 100,
     timeout_s: float | None = None,
+    load: Load = load_scenario,
 ) -> Search:
     """Check a search. Without goals: goodput, and beside it GPUs where their number is varied, else latency.
 
@@ -82,7 +83,7 @@ def make_search(
         )
         for value in values:
             try:
-                load_scenario(document, overrides_of([axis], [value]))
+                load(document, overrides_of([axis], [value]), None)
                 break
             except InputError as error:
                 problem = problem or str(error)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from twin.errors import InputError
-from twin.scenario import load_scenario
+from twin.scenario import Scenario, load_scenario
 from twin.simulation import simulate
 from twin.whatif.figures import Figures, figures_of
 
@@ -42,12 +42,15 @@ class Run:
 Done = Callable[[int, int, float], None]
 """(runs made, runs in all, seconds since the first began), called after each."""
 
+Load = Callable[[Mapping[str, Any], Sequence[str], int | None], Scenario]
+"""(document, overrides, seed) -> the scenario, or InputError."""
 
-def run_task(task: Task) -> Run | None:
+
+def run_task(task: Task, load: Load = load_scenario) -> Run | None:
     """Make one run; None if Ctrl-C ended it."""
     start = time.perf_counter()
     try:
-        result = simulate(load_scenario(task.document, task.overrides, task.seed))
+        result = simulate(load(task.document, task.overrides, task.seed))
     except InputError as error:
         wall_s = time.perf_counter() - start
         return Run(task.number, None, str(error).splitlines()[0], 0.0, wall_s)
@@ -74,6 +77,8 @@ class Backend:
     """At once."""
     ray: str | None = None
     """Address of a Ray cluster, "" = a local one that is started for this; None = no Ray."""
+    load: Load = load_scenario
+    """How the scenario of a task is made; with one job at once only. A server of strangers looks at it first."""
 
 
 IDLE_S = 20
@@ -92,7 +97,7 @@ def run_all(tasks: Sequence[Task], backend: Backend) -> Iterator[Run]:
         return
     if backend.jobs == 1 or len(tasks) == 1:
         for task in tasks:
-            run = run_task(task)
+            run = run_task(task, backend.load)
             if run is None:
                 raise Interrupted
             yield run
