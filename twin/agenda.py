@@ -5,9 +5,12 @@ Both kinds lie in one queue; SimPy's own `step` and its processes take an entry 
 
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twin.clock import NEVER_PS
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64  # an int; compiled, one of 64 bits
 
 
 class Entry:
@@ -21,27 +24,40 @@ class Entry:
         self.callbacks: list[Callable[[Any], object]] | None = [] if act is None else [act]
 
 
-def put(env: Any, entry: Entry, priority: int, delay_ps: int) -> None:
-    """It happens `delay_ps` from now. At one instant, smaller priorities come first, then what was put there first."""
-    heappush(env._queue, (env._now + delay_ps, priority, next(env._eid), entry))
+class Agenda:
+    """The queue of a SimPy environment."""
 
+    __slots__ = ("_env", "_numbers", "_queue")
 
-def next_ps(env: Any) -> int:
-    """When the next thing happens, in picoseconds; NEVER_PS if nothing will."""
-    queue: list[Any] = env._queue
-    instant_ps: int = queue[0][0] if queue else NEVER_PS
-    return instant_ps
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self._queue: list[Any] = env._queue
+        self._numbers = env._eid
 
+    @property
+    def now_ps(self) -> int:
+        """Picoseconds. SimPy calls its time a float; all our delays are ints."""
+        instant_ps: int = self._env._now
+        return instant_ps
 
-def step(env: Any) -> None:
-    """Let the next thing happen. Raises EmptySchedule if there is none."""
-    queue: list[Any] = env._queue
-    entry = queue[0][3] if queue else None
-    if not isinstance(entry, Entry):
-        env.step()
-        return
-    env._now = heappop(queue)[0]
-    callbacks, entry.callbacks = entry.callbacks, None
-    assert callbacks is not None
-    for act in callbacks:
-        act(entry)
+    def put(self, entry: Entry, priority: int, delay_ps: int) -> None:
+        """It happens `delay_ps` from now. At one instant, smaller priorities come first, then what was put first."""
+        due_ps: int = self._env._now + delay_ps
+        heappush(self._queue, (due_ps, priority, next(self._numbers), entry))
+
+    def next_ps(self) -> "i64":
+        """When the next thing happens; NEVER_PS if nothing will."""
+        return self._queue[0][0] if self._queue else NEVER_PS
+
+    def step(self) -> None:
+        """Let the next thing happen. Raises EmptySchedule if there is none."""
+        queue = self._queue
+        entry = queue[0][3] if queue else None
+        if not isinstance(entry, Entry):
+            self._env.step()
+            return
+        self._env._now = heappop(queue)[0]
+        callbacks, entry.callbacks = entry.callbacks, None
+        assert callbacks is not None
+        for act in callbacks:
+            act(entry)

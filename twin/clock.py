@@ -64,7 +64,7 @@ def ceil_ps(seconds: float) -> int:
     `to_seconds` rounds to the nearest float, so that is where p / PS passes the middle between `seconds` and the float
     before it, not where it passes `seconds` itself. Raises ValueError or OverflowError for NaN and infinities.
     """
-    if 0.0 <= seconds < to_seconds(EXACT_PS):
+    if 0.0 <= seconds < 9000.0:  # within EXACT_PS
         p = int(seconds * PS) - 2  # the product is off by less than one
         while p / PS < seconds:
             p += 1

@@ -1,15 +1,17 @@
 """Run a scenario: traffic, router and replicas on one clock. The only place that wires them together."""
 
+import gc
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import simpy
 from simpy.core import EmptySchedule
 from simpy.events import URGENT
 
-from twin.agenda import Entry, next_ps, put, step
+from twin.agenda import Agenda, Entry
 from twin.capacity import context_warnings, traffic_warnings
 from twin.clock import NEVER_PS, PS, quotient, to_seconds
 from twin.cluster.clients import Clients
@@ -43,6 +45,9 @@ from twin.workload.request import Request
 from twin.workload.source import Arrival
 from twin.workload.streams import Traffic, open_streams
 
+if TYPE_CHECKING:
+    from mypy_extensions import i64  # an int; compiled, one of 64 bits
+
 __all__ = ["NoProgressError", "Progress", "Result", "load_scenario", "simulate"]
 
 Progress = Callable[[int, int | None, int], None]
@@ -50,6 +55,9 @@ Progress = Callable[[int, int | None, int], None]
 
 EVENTS_PER_LOOK = 128
 """Events between two looks at progress."""
+
+OBJECTS_PER_COLLECTION = 100_000
+"""More objects than before, of those that may refer to each other, after which garbage is looked for."""
 
 BLOCK = 4096
 """Records that are counted together, and then dropped, where they are not kept."""
@@ -162,9 +170,21 @@ def simulate(
     """
     start = time.perf_counter()
     run = _Run(scenario, strict, watch, observe, on_offer, on_block)
-    with stop_on_ctrl_c() as pressed:
+    with stop_on_ctrl_c() as pressed, _few_collections():
         interrupted = run.go(progress, pressed)
     return run.result(time.perf_counter() - start, interrupted)
+
+
+@contextmanager
+def _few_collections() -> Iterator[None]:
+    """Python looks for garbage that refers to itself less often: a run has many objects and leaves hardly any such."""
+    often = gc.get_threshold()
+    if 0 < often[0] < OBJECTS_PER_COLLECTION:
+        gc.set_threshold(OBJECTS_PER_COLLECTION, *often[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*often)
 
 
 class _Run:
@@ -185,6 +205,7 @@ class _Run:
         self._strict = strict
         self._watch = tuple(watch)
         self._env = simpy.Environment(initial_time=0)
+        self._agenda = Agenda(self._env)
         self._traffic = Traffic(open_streams(scenario.traffic, scenario.run.seed))
         self._offered = self._ended = 0
         self._table = RecordTable()
@@ -322,7 +343,7 @@ class _Run:
             return
         if due_ps is not None and (self._armed_ps is None or due_ps < self._armed_ps):
             self._armed_ps = due_ps
-            put(self._env, Entry(self._when_due), URGENT, due_ps - self._now_ps)
+            self._agenda.put(Entry(self._when_due), URGENT, due_ps - self._now_ps)
 
     def _on_due(self, entry: Entry) -> None:
         traffic, now_ps = self._traffic, self._now_ps
@@ -449,8 +470,8 @@ class _Run:
         return bool(pressed)
 
     def _let_pass(self, progress: Progress | None, pressed: list[bool]) -> None:
-        env, sampler = self._env, self._sampler
-        stop_ps = min(self._end_ps, LONGEST_PS)
+        agenda, sampler = self._agenda, self._sampler
+        stop_ps: i64 = min(self._end_ps, LONGEST_PS)
         gateway, is_polled = self._gateway, bool(self._scenario.cluster.routing.poll_ps)
         patience = PATIENCE_EVENTS + 2 * self._scenario.engine.max_model_len
         fleet = self._scenario.cluster.fleet
@@ -458,7 +479,7 @@ class _Run:
         expected = self._traffic.expected() if progress is not None else None
         ended = looked = 0
         while not pressed:
-            upcoming = next_ps(env)
+            upcoming: int = agenda.next_ps()
             if upcoming >= stop_ps and upcoming != NEVER_PS:
                 if self._end_ps > LONGEST_PS:
                     raise self._too_long(upcoming)
@@ -467,7 +488,7 @@ class _Run:
                 sampler.catch_up(upcoming)
             if is_polled and gateway.next_poll_ps <= upcoming < NEVER_PS:
                 gateway.catch_up(upcoming)
-            step(env)
+            agenda.step()
             self._events += 1
             if self._events % EVENTS_PER_LOOK:
                 continue
@@ -580,8 +601,7 @@ class _Run:
 
     @property
     def _now_ps(self) -> int:
-        """SimPy calls its time a float; all our delays are ints."""
-        return self._env._now  # type: ignore[return-value]
+        return self._agenda.now_ps
 
 
 def _place(arrival: Arrival) -> str:

@@ -139,6 +139,8 @@ class Clients:
 
     def ended(self, record: RequestRecord) -> RequestRecord | None:
         """An attempt has ended: what is kept of the request, or None if its client tries again."""
+        if self._is_plain:
+            return record
         tried = self._tries.pop(record.index, None)
         if tried is None:
             return record

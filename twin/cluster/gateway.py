@@ -213,11 +213,13 @@ class Gateway:
                 self._outliers.succeeded(record.replica)
             elif record.outcome == "aborted" and record.reason not in NO_FAULT:
                 self._fails(record.replica)
-        router = self._sent_by.pop(record.index, None)
-        if router is not None and record.replica is not None:
-            self._own[router][record.replica] -= 1
-        if self._admission.ended(record.index) and self._admission.num_waiting:
-            self._release_soon()
+        if self._sent_by:
+            router = self._sent_by.pop(record.index, None)
+            if router is not None and record.replica is not None:
+                self._own[router][record.replica] -= 1
+        if self._is_limited and self._admission.ended(record.index):
+            if self._admission.num_waiting:
+                self._release_soon()
 
     def _release_soon(self) -> None:
         if not self._is_releasing:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import simpy
 from simpy.events import NORMAL, URGENT, EventPriority
 
-from twin.agenda import Entry, put
+from twin.agenda import Agenda, Entry
 
 AFTER_REPLICAS = EventPriority(NORMAL + 1_000_000)
 """At one instant the cluster acts after the arrivals and the replicas."""
@@ -21,12 +21,12 @@ class Timer:
     """Calls back at instants of the simulation's clock."""
 
     def __init__(self, env: simpy.Environment) -> None:
-        self._env = env
+        self._agenda = Agenda(env)
 
     @property
     def now_ps(self) -> int:
-        """SimPy calls its time a float; all our delays are ints."""
-        return self._env._now  # type: ignore[return-value]
+        """Picoseconds from the start of the run."""
+        return self._agenda.now_ps
 
     def at(
         self,
@@ -35,4 +35,4 @@ class Timer:
         priority: EventPriority = AFTER_REPLICAS,
     ) -> None:
         """Call `act` so many picoseconds from now."""
-        put(self._env, Entry(lambda _: act()), priority, delay_ps)
+        self._agenda.put(Entry(lambda _: act()), priority, delay_ps)

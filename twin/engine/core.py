@@ -8,7 +8,7 @@ The core owns blocks, tokens and the prefix cache. Order, holding, caps, deadlin
 there is one; without one the core does what an unmodified vLLM server does.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence, Set
 from typing import Any
 
 from twin.engine.blocks import BlockKeys, BlockPool
@@ -16,6 +16,8 @@ from twin.engine.config import EngineConfig
 from twin.engine.queues import FcfsQueue, PolicyQueue, PriorityQueue, WaitingQueue
 from twin.engine.request import EngineRequest, Status
 from twin.scheduling import Job, Policy
+
+NOBODY: Set[EngineRequest] = frozenset()
 
 
 class Step:
@@ -58,12 +60,13 @@ class Step:
     stale: Sequence[EngineRequest] = ()
     """Requests that were preempted before its results came."""
 
+    admitted: Sequence[EngineRequest] = ()
+    """Requests that were waiting before."""
+
     def __init__(self) -> None:
         self.scheduled: dict[EngineRequest, int] = {}
         """Request -> tokens it computes in this step."""
-        self.admitted: list[EngineRequest] = []
-        """Requests that were waiting before."""
-        self.sampled: set[EngineRequest] = set()
+        self.sampled: Set[EngineRequest] = NOBODY
         """Requests that get a token from this step."""
 
 
@@ -281,6 +284,7 @@ class EngineCore:
     def _schedule_waiting(self, step: Step, now: float, budget: int) -> None:
         """Admit from the head of the queue until one does not fit; nothing behind it is tried."""
         config, waiting, size = self.config, self.waiting, self.config.block_size
+        admitted: list[EngineRequest] = []
         aside: list[EngineRequest] = []
         limit = config.active_limit
         while budget > 0 and len(self.running_requests) < limit:
@@ -314,8 +318,10 @@ class EngineCore:
             self._admit(request, hit)
             self._allocate(request, self._blocks_missing(request, num_computed), num_computed)
             step.scheduled[request] = num_new
-            step.admitted.append(request)
+            admitted.append(request)
             budget -= num_new
+        if admitted:
+            step.admitted = admitted
         if aside:
             waiting.undo(aside, now)
 
@@ -359,6 +365,7 @@ class EngineCore:
 
     def _account(self, step: Step) -> None:
         """Advance the counters of all scheduled requests and add up what the step's duration depends on."""
+        sampled: set[EngineRequest] = set()
         for request, num_new in step.scheduled.items():
             computed = request.num_computed_tokens
             again = min(computed + num_new, request.high_water) - computed
@@ -377,11 +384,12 @@ class EngineCore:
             request.num_computed_tokens = computed + num_new
             request.num_in_flight_tokens += num_new
             if not request.is_prefill_chunk:
-                step.sampled.add(request)
+                sampled.add(request)
                 if self.config.async_scheduling:
                     request.num_output_placeholders += 1
+        step.sampled = sampled
         step.num_seqs += len(step.scheduled)
-        step.num_sampled += len(step.sampled)
+        step.num_sampled += len(sampled)
 
     # --- blocks ---------------------------------------------------------------------------
 

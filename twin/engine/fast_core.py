@@ -111,8 +111,10 @@ class FastCore(RunCore):
             budget = self._budget - decodes.number
             if self._partial:
                 budget -= self._go_on(step)
-        else:
+        elif self._partial or self._by_priority or decodes.number > self._budget:
             budget = self._go_on_in_order(step, now)
+        else:
+            budget = self._give_way(step, now)
         self._at_plan = plan
         if len(self.waiting) and not step.preempted:
             self._schedule_waiting(step, now, budget)
@@ -147,18 +149,39 @@ class FastCore(RunCore):
                 self._partial.append(request)
         return sum(step.scheduled.values())
 
+    def _give_way(self, step: Step, now: float) -> int:
+        """Members go on, and the last ones give way until there are blocks for the others; returns the tokens left."""
+        self._sort_running()
+        decodes, running, plan = self.decodes, self.running_requests, self.planned + 1
+        slot, taken = plan % self.config.block_size, 0
+        while decodes.takers[slot] - taken > self.blocks.num_free:
+            # Those before the first that finds none have got theirs.
+            taken += self.blocks.num_free
+            self._take_blocks(self.blocks.num_free)
+            victim = running.pop()
+            self._preempt(victim, now)
+            step.preempted = [*step.preempted, victim]
+        self._take_blocks(decodes.takers[slot] - taken)
+        return self._budget - decodes.number
+
     def _go_on_in_order(self, step: Step, now: float) -> int:
-        """The same when tokens or blocks are short: the first ones get them; returns the tokens left.
+        """Those that run go on when tokens or blocks are short: the first ones get them; returns the tokens left.
 
         Who gets no token leaves the members for now; who finds no block takes that of the last one, as in the plain
         rule.
         """
         self._sort_running()
         running, members, size = self.running_requests, self.decodes.members, self.config.block_size
-        plan, self._partial = self.planned + 1, []
+        plan, budget, index = self.planned + 1, self._budget, 0
         taken = self._taken
         taken.clear()
-        budget, index = self._budget, 0
+        number, blocks = self.decodes.number, self.decodes.takers[plan % size]
+        if number <= budget and blocks <= self.blocks.num_free and not self._by_priority:
+            behind = len(running) - len(self._partial)
+            if not any(request.is_member for request in running[behind:]):
+                self._take_blocks(blocks)  # the members come first and have enough
+                budget, index = budget - number, behind
+        self._partial = []
         while index < len(running) and budget > 0:
             request = running[index]
             if request.is_member:

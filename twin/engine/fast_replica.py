@@ -80,8 +80,9 @@ class FastReplica(Replica):
         while len(core.in_flight) < self._depth and core.requests:
             step = core.schedule(to_seconds(now_ps))
             self._meter.planned(step, now_ps)
-            for request, reason in step.aborted:
-                self._give_up(self._lives[request.rid], reason)
+            if step.aborted:
+                for request, reason in step.aborted:
+                    self._give_up(self._lives[request.rid], reason)
             if step.num_tokens:
                 step.duration_ps = self._duration(step)
             elif core.in_flight or not step.preempted:
@@ -115,11 +116,11 @@ class FastReplica(Replica):
         if plans:
             number = core.decodes.number
             context = core.decodes.context(core.planned + 1)
-            for count, first_ps, growth_ps in self._step_time.decode_runs(
+            equal, each_ps, first_ps, growth_ps = self._step_time.decode_runs(
                 number, number, number, number, context, plans
-            ):
-                if not jump.add(count, first_ps, growth_ps):
-                    break
+            )
+            if jump.add(equal, each_ps, 0):
+                jump.add(plans - equal, first_ps, growth_ps)
             steps = jump.steps - len(core.in_flight) + 1
             if self.policy is not None or self._leaving:
                 wake_ps = self._wake_ps(now_ps)
@@ -238,11 +239,12 @@ class FastReplica(Replica):
         going_on.num_tokens, going_on.limit = number, meter.plans_decodes(number, first_ps)
         alike = steps
         if explicit is not None:
-            if explicit.admitted:
-                self._begin_admitted(explicit, first_ps)
-            second_ps = jump.end(first + 1)
-            self._begins(explicit, second_ps - first_ps, first_ps)
-            alike, first_ps = steps - 1, second_ps
+            if not meter.joins(explicit, going_on):
+                if explicit.admitted:
+                    self._begin_admitted(explicit, first_ps)
+                second_ps = jump.end(first + 1)
+                self._begins(explicit, second_ps - first_ps, first_ps)
+                alike, first_ps = steps - 1, second_ps
             ahead = core.in_flight[-1]
             if ahead.num_tokens != number:
                 meter.plans_decodes(ahead.num_tokens, last_ps)
@@ -278,7 +280,7 @@ class FastReplica(Replica):
         left_out = number - core.decodes.number
         used = core.blocks.num_usable - core.blocks.num_free
         self._used_ps += times(self._used, passed_ps) + blocks_ps
-        self._empty_ps += times(self._empty, passed_ps) + size * blocks_ps - filled_ps
+        self._empty_ps += times(self._empty, passed_ps) + times(size, blocks_ps) - filled_ps
         self._noted_ps = now_ps
         self._empty += size * (used - self._used) - steps * number + left_out
         self._used = used

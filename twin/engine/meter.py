@@ -233,6 +233,17 @@ class Meter:
             self._note_queue(now_ps)
         return limit
 
+    def joins(self, step: Step, going_on: Step) -> bool:
+        """Whether the oldest planned step, which begins, counts like those of members only that begin after it."""
+        is_one = (
+            step.num_tokens == going_on.num_tokens
+            and step.limit == going_on.limit
+            and not (step.scheduled or step.victims or step.num_again or step.discarded)
+        )
+        if is_one:
+            self._plans.popleft()
+        return is_one
+
     def plan_ahead(self, step: Step) -> None:
         """The last of these plans: it will begin later."""
         step.limit = self.limit

@@ -16,7 +16,7 @@ from typing import Any
 import simpy
 from simpy.events import NORMAL
 
-from twin.agenda import Entry, put
+from twin.agenda import Agenda, Entry
 from twin.clock import NEVER_PS, ceil_ps, quotient, to_seconds
 from twin.engine.config import EngineConfig
 from twin.engine.core import EngineCore, Output, Step
@@ -100,6 +100,7 @@ class Replica:
     ) -> None:
         self.index = index
         self._env = env
+        self._agenda = Agenda(env)
         self._config = config
         self._step_time = self._healthy = step_time
         self._on_record = on_record
@@ -464,7 +465,7 @@ class Replica:
     def _after(self, delay_ps: int, act: Callable[[Any], object] | None = None) -> Entry:
         """Something to happen `delay_ps` from now. At one instant, replicas come in the order of their index."""
         entry = Entry(act)
-        put(self._env, entry, self._priority, delay_ps)
+        self._agenda.put(entry, self._priority, delay_ps)
         return entry
 
     def _sleep(self, act: Callable[[Any], object] | None = None) -> Entry:
@@ -481,8 +482,7 @@ class Replica:
 
     @property
     def _now_ps(self) -> int:
-        """SimPy calls its time a float; all our delays are ints. Its `now` is asked for too often to go through it."""
-        return self._env._now  # type: ignore[return-value]
+        return self._agenda.now_ps
 
     def _wake_up(self) -> None:
         if self._alarm is not None:
@@ -491,7 +491,7 @@ class Replica:
     def _ring(self, alarm: Entry, timer: Entry | None = None) -> None:
         if self._alarm is not None and alarm is self._alarm:
             self._alarm = None
-            put(self._env, alarm, self._priority, 0)
+            self._agenda.put(alarm, self._priority, 0)
 
     # --- clients --------------------------------------------------------------------------
 

@@ -62,15 +62,18 @@ class Run:
 
     __slots__ = ("after", "before", "line", "refs", "rest", "start", "stop")
 
-    def __init__(self, line: Line, start: int, stop: int, refs: int) -> None:
+    def __init__(
+        self, line: Line, start: int, stop: int, refs: int, queue: "Run | None" = None
+    ) -> None:
         self.line = line
         self.start = start
         self.stop = stop
         self.refs = refs
         self.rest: Run | None = None
         """What was cut off its end while somebody held it."""
-        self.before: Run = self  # in the free queue
-        self.after: Run = self
+        # In the free queue; out of it, both are the end of the queue, so that no run refers to itself.
+        self.before: Run = queue or self
+        self.after: Run = self.before
 
 
 Piece = tuple[Run, int, int]
@@ -349,7 +352,7 @@ class RunPool(CountPool):
                 last.stop = stop
                 path.held[-1][1] = stop
             else:
-                run = Run(line, start, stop, 1)
+                run = Run(line, start, stop, 1, self._queue)
                 if not line.runs:
                     line.users += 1
                 line.runs.append(run)
@@ -401,7 +404,7 @@ class RunPool(CountPool):
 
     def _cut(self, run: Run, at: int) -> Run:
         """Cut a run in two; returns the later part. Free ones stay at their place, the end in front."""
-        part = Run(run.line, at, run.stop, run.refs)
+        part = Run(run.line, at, run.stop, run.refs, self._queue)
         run.stop = at
         runs = run.line.runs
         runs.insert(runs.index(run) + 1, part)
@@ -413,10 +416,9 @@ class RunPool(CountPool):
             run.before = part
         return part
 
-    @staticmethod
-    def _unlink(run: Run) -> None:
+    def _unlink(self, run: Run) -> None:
         run.before.after, run.after.before = run.after, run.before
-        run.before = run.after = run
+        run.before = run.after = self._queue
 
     def _remove(self, run: Run) -> None:
         line = run.line

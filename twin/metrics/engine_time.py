@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from twin.clock import quotient
+from twin.clock import quotient, times
 from twin.compiled import remade
 
 LIMITS = ("slots", "tokens", "kv", "policy", "compute")
@@ -26,14 +26,14 @@ TokenTime = dict[int, int]
 """Tokens computed by a step (padding included) -> sum of tokens * picoseconds over such steps."""
 
 
-def add(times: TokenTime, size: int, tokens: int, duration_ps: int) -> None:
+def add(spent: TokenTime, size: int, tokens: int, duration_ps: int) -> None:
     """`tokens` of the `size` tokens of steps that took `duration_ps` in all."""
-    times[size] = times.get(size, 0) + tokens * duration_ps
+    spent[size] = spent.get(size, 0) + times(tokens, duration_ps)
 
 
-def total_ps(times: Mapping[int, int]) -> int:
+def total_ps(spent: Mapping[int, int]) -> int:
     """The picoseconds that these tokens took, each step shared equally among its tokens."""
-    return sum(token_ps // size for size, token_ps in times.items())
+    return sum(token_ps // size for size, token_ps in spent.items())
 
 
 @dataclass(slots=True)

@@ -101,7 +101,9 @@ class WaitEstimate:
         `is_full`: it does not fit beside what runs. `is_queueing`: the last plan left somebody waiting who could run.
         """
         rank = self._rank(tier)
-        ahead = sum(self._waiting[: rank + 1])
+        ahead = 0
+        for earlier in range(rank + 1):
+            ahead += self._waiting[earlier]
         queue_ps = 0
         if is_full or (ahead and is_queueing):
             starts = self._starts[rank]

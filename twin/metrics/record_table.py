@@ -22,7 +22,7 @@ FIELDS = (
 """Columns and their kinds, as `struct` names them. Names stand as numbers, NONE for None. Gaps are `itl_count` of
 those between the steps from number `itl_start` on of a timeline, or of a list of gaps."""
 
-ROW = Struct("=" + "".join(kind for _, kind in FIELDS))
+ROW = Struct("".join(kind for _, kind in FIELDS))  # without gaps: the long ones come first
 ROW_TYPE = np.dtype([(name, f"={kind}") for name, kind in FIELDS])
 
 _OUTCOMES = {outcome: number for number, outcome in enumerate(OUTCOMES)}

@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Iterator, Sequence
+from struct import Struct
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
@@ -9,6 +10,9 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from mypy_extensions import i64  # an int; compiled, one of 64 bits
+
+STRETCH = Struct("4q")
+SPARE = bytes(64 * STRETCH.size)
 
 STRETCHES = 1 << 16
 """Stretches of steps that are written out together."""
@@ -20,15 +24,16 @@ class Timeline:
     Steps whose durations grow evenly are a few numbers, however many they are.
     """
 
-    __slots__ = ("_end", "_growth", "_next", "_stretches", "first", "last")
+    __slots__ = ("_end", "_growth", "_next", "_number", "_stretches", "first", "last")
 
     def __init__(self, first: int = 0) -> None:
         self.first = first
         """Number of the first step that is known."""
         self.last: i64 = first - 1
         """Number of the last step that is over."""
-        # Of each stretch: number of its first step, when that began, how long it took, growth.
+        # Of each stretch: number of its first step, when that began, how long it took, growth. Then spare ones.
         self._stretches = array("q")
+        self._number = 0
         # When the last step was over, and how long one like the last stretch would take after it.
         self._end: i64 = -1
         self._next: i64 = -1
@@ -37,13 +42,23 @@ class Timeline:
     def add(self, count: "i64", start_ps: "i64", first_ps: "i64", growth_ps: "i64") -> None:
         """So many more steps are over; the first began at `start_ps` and took `first_ps`, each next one more."""
         if growth_ps != self._growth or first_ps != self._next or start_ps != self._end:
-            self._stretches.extend((self.last + 1, start_ps, first_ps, growth_ps))
+            if self._number == len(self._stretches) // 4:
+                self._stretches.frombytes(SPARE)
+            STRETCH.pack_into(
+                self._stretches,
+                STRETCH.size * self._number,
+                self.last + 1,
+                start_ps,
+                first_ps,
+                growth_ps,
+            )
+            self._number += 1
             self._growth = growth_ps
         self.last += count
         self._end = _end(start_ps, first_ps, growth_ps, count)
         self._next = first_ps + count * growth_ps
 
-    def end(self, step: int) -> int:
+    def end(self, step: "i64") -> "i64":
         """When `step` was over."""
         if step == self.last:
             return self._end
@@ -51,10 +66,10 @@ class Timeline:
         number, start_ps, first_ps, growth_ps = self._stretches[at : at + 4]
         return _end(start_ps, first_ps, growth_ps, step - number + 1)
 
-    def _stretch_of(self, step: int) -> int:
+    def _stretch_of(self, step: "i64") -> int:
         """Number of the stretch that a step is in; it is asked for the newest ones most."""
         stretches = self._stretches
-        low, high = 0, len(stretches) // 4 - 1
+        low, high = 0, self._number - 1
         back = 1
         while high - back > low and stretches[4 * (high - back)] > step:
             high -= back
@@ -85,33 +100,40 @@ class Timeline:
             found[begin + skipped - first : after - first] = ends[skipped:]
         return found
 
-    def gaps(self, first: int, last: int) -> "array[int]":
+    def gaps(self, first: "i64", last: "i64") -> "array[int]":
         """The times between the ends of the steps from `first` to `last`."""
-        found = array("q")
-        stretches, at = self._stretches, 4 * self._stretch_of(first)
-        step = first
-        while step < last:
-            number, start_ps, first_ps, growth_ps = stretches[at : at + 4]
-            at += 4
-            stop = last if at == len(stretches) else min(last, stretches[at] - 1)
+        low, high = self._stretch_of(first), self._stretch_of(last)
+        numbers = self._stretches[4 * low : 4 * high + 4].tolist()
+        found: list[int] = []
+        step, end_ps = first, self.end(first)
+        for at in range(0, len(numbers), 4):
+            number: i64 = numbers[at]
+            start_ps: i64 = numbers[at + 1]
+            first_ps: i64 = numbers[at + 2]
+            growth_ps: i64 = numbers[at + 3]
+            stop: i64 = last if at + 4 == len(numbers) else numbers[at + 4] - 1
             if step < number:  # the engine may have been idle before
-                found.append(start_ps + first_ps - self.end(step))
+                found.append(start_ps + first_ps - end_ps)
                 step += 1
-            count = stop - step
-            if count > 0:
+            if step < stop:
                 duration_ps = first_ps + (step + 1 - number) * growth_ps
-                if growth_ps:
-                    found.extend(range(duration_ps, duration_ps + count * growth_ps, growth_ps))
+                if step + 1 == stop:
+                    found.append(duration_ps)
+                elif growth_ps:
+                    end = duration_ps + (stop - step) * growth_ps
+                    found.extend(range(duration_ps, end, growth_ps))
                 else:
-                    found.extend([duration_ps] * count)
+                    found.extend([duration_ps] * (stop - step))
                 step = stop
-        return found
+            end_ps = _end(start_ps, first_ps, growth_ps, stop - number + 1)
+        return array("q", found)
 
     def forget(self, before: int) -> None:
         """Nobody will ask again for the steps before number `before`."""
-        if len(self._stretches):
+        if self._number:
             gone = self._stretch_of(before)
             del self._stretches[: 4 * gone]
+            self._number -= gone
             self.first = self._stretches[0]
 
 

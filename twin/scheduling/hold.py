@@ -5,7 +5,6 @@ waited long enough; the instant of the latter is stored when the oldest job chan
 """
 
 import math
-from collections.abc import Iterator
 
 from twin.scheduling.config import TierConfig
 from twin.scheduling.entry import Entry
@@ -70,12 +69,11 @@ class Hold:
         is_full = self._count > 0 and self._full_group() is not None
         self.due_at = -math.inf if is_full else self.release_at
 
-    def release(self, now: float) -> Iterator[tuple[str, list[Entry]]]:
-        """Batches that are due, one after the other, as (reason, jobs): size, tokens, time, mix or single."""
-        while now >= self.due_at:
-            reason, batch = self._next_batch()
-            self._take(batch)
-            yield reason, batch
+    def release(self) -> tuple[str, list[Entry]]:
+        """The batch that is due, as (reason, jobs): size, tokens, time, mix or single."""
+        reason, batch = self._next_batch()
+        self._take(batch)
+        return reason, batch
 
     def _take(self, entries: list[Entry]) -> None:
         for entry in entries:

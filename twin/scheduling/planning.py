@@ -26,6 +26,13 @@ class Room:
         self.taken = 0
         """Waiting jobs that found room."""
 
+    def copy(self) -> "Room":
+        """Another one for what is decided from here on."""
+        room = Room((), [*self._jobs], [*self._tokens])
+        room._max_jobs, room._max_tokens = self._max_jobs, self._max_tokens
+        room._has_caps = self._has_caps
+        return room
+
     def allows(self, entry: Entry) -> bool:
         """Whether the caps of its tier let the job run."""
         if not self._has_caps:

@@ -438,10 +438,9 @@ class Policy:
 
     def _release(self, now: float) -> None:
         for tier, hold in self._holding:
-            if now < hold.due_at:
-                continue
             statistics = self._statistics[tier]
-            for reason, batch in hold.release(now):
+            while now >= hold.due_at:
+                reason, batch = hold.release()
                 statistics.releases[reason] = statistics.releases.get(reason, 0) + 1
                 statistics.batch_jobs += len(batch)
                 statistics.largest_batch = max(statistics.largest_batch, len(batch))
@@ -482,8 +481,10 @@ class Policy:
         return any(self._preemptible[rank + 1 :])
 
     def _plan_preemptions(self, host: Host, abort: list[tuple[Job, str]]) -> list[Job]:
-        room = Room(self.config.tiers, [*self._running_jobs], [*self._running_tokens])
-        room.slots, room.blocks, room.alive = host.free_slots, host.free_blocks, len(host.running)
+        room = self._room.copy()
+        room.slots, room.blocks = host.free_slots, host.free_blocks
+        if host.watermark_blocks:  # else it does not matter how many run
+            room.alive = len(host.running)
         for job, _ in abort:
             entry = self._entries[job.rid]
             if entry.state == RUNNING:

@@ -115,8 +115,17 @@ class ReadyQueues:
 
     def in_head_order(self, stopped: Container[int] = ()) -> Iterator[Entry]:
         """All ready jobs in the order of admission, without the rest of a tier that the caller adds to `stopped`."""
-        for queues in self._queues:
-            walks = {t: iter(q) for t, q in enumerate(queues) if len(q) and t not in stopped}
+        for queues, number in zip(self._queues, self._number_of, strict=True):
+            if not number:
+                continue
+            present = [t for t, queue in enumerate(queues) if len(queue) and t not in stopped]
+            if len(present) == 1:
+                for _, entry in queues[present[0]]:
+                    yield entry
+                    if present[0] in stopped:
+                        break
+                continue
+            walks = {tier: iter(queues[tier]) for tier in present}
             firsts = {tier: next(walk) for tier, walk in walks.items()}
             while firsts:
                 tier = min(firsts, key=lambda t: firsts[t][0])

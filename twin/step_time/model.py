@@ -120,12 +120,13 @@ class StepTime:
         num_decodes: int,
         sum_context: int,
         steps: int,
-    ) -> list[tuple[int, int, int]]:
-        """Durations of `steps` consecutive decode-only steps of the same requests, as at most two arithmetic runs.
+    ) -> tuple[int, int, int, int]:
+        """Durations of `steps` consecutive decode-only steps of the same requests, as two arithmetic runs.
 
         The arguments are those of the first step; each later one has num_decodes more tokens of context. Returns
-        (number of steps, first duration, growth per step) in picoseconds: where async scheduling is bound by the host
-        until the GPU work has grown past it, a constant run and then a growing one.
+        (number of equal steps, what each of them takes, what the first of the others takes, growth from one of these
+        to the next) in picoseconds: where async scheduling is bound by the host until the GPU work has grown past it,
+        the first ones are equal. There may be none of either kind.
         """
         growth = self.decode_context_ps[num_decodes] * num_decodes
         gpu = (
@@ -136,7 +137,7 @@ class StepTime:
         )
         host = self.host_ps[num_seqs]
         if not self.async_scheduling:
-            return [(steps, host + gpu, growth)]
+            return 0, 0, host + gpu, growth
         # Step j takes gpu + j * growth there; `bound` is the first j at which that exceeds the host's time.
         if gpu > host:
             bound = 0
@@ -145,8 +146,7 @@ class StepTime:
         else:
             bound = steps
         gap = self.gap_ps + self.gap_seq_ps * num_seqs
-        runs = [(bound, host + gap, 0), (steps - bound, gpu + bound * growth + gap, growth)]
-        return [run for run in runs if run[0] > 0]
+        return bound, host + gap, gpu + bound * growth + gap, growth
 
     def decode_series(
         self,
@@ -158,12 +158,11 @@ class StepTime:
         steps: int,
     ) -> int:
         """Total picoseconds of the steps of `decode_runs`: exactly the sum of as many `step_ps` calls."""
-        return sum(
-            count * first + growth * (count * (count - 1) // 2)
-            for count, first, growth in self.decode_runs(
-                num_tokens, num_seqs, num_sampled, num_decodes, sum_context, steps
-            )
+        equal, each, first, growth = self.decode_runs(
+            num_tokens, num_seqs, num_sampled, num_decodes, sum_context, steps
         )
+        rest = steps - equal
+        return equal * each + rest * first + growth * (rest * (rest - 1) // 2)
 
 
 class _Same(Sequence[int]):

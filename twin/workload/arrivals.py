@@ -11,9 +11,10 @@ from fractions import Fraction
 from itertools import cycle, pairwise
 from math import cos, pi, sqrt
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from twin.clock import PS
+from twin.compiled import remade
 from twin.workload.gaps import Equal, Gaps
 
 HORIZON_PS = 10**9 * PS
@@ -43,6 +44,9 @@ class Curve:
     written: tuple[Piece, ...]
     held: float | None
     """The rate for ever after the written pieces; None = they start again."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return remade(self)
 
     @property
     def period_ps(self) -> int:
@@ -119,7 +123,11 @@ class Bursts:
     regular: bool
     """True: all bursts and pauses are equal; False: their lengths are exponential."""
 
-    period_ps = pieces_in_period = 0
+    period_ps = 0
+    pieces_in_period = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return remade(self)
 
     @property
     def mean(self) -> float:
@@ -150,6 +158,9 @@ class Renewal:
     """Arrivals per second."""
     tick_ps: int = 0
     """Instants are put back to the last multiple of it, as a log with coarse stamps has them; 0 = not."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return remade(self)
 
     @property
     def mean_rate(self) -> float:
@@ -227,6 +238,9 @@ class Batches:
     """Requests (conversations) at each instant."""
     every_ps: int | None
     """The instants repeat with this period; None = they come once."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return remade(self)
 
     @property
     def mean_rate(self) -> float | None:

@@ -17,7 +17,7 @@ EPOCH_FROM_PS = 10**9 * PS
 MAX_STAMP_PS = 10**11 * PS
 
 _STAMP = re.compile(
-    r"(\d{4}-\d\d-\d\d)[ T](\d\d):(\d\d):(\d\d)(?:\.(\d{1,12}))?(Z|[+-]\d\d:?\d\d)?", re.ASCII
+    r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d):(\d\d)(?:\.(\d{1,12}))?(Z|[+-]\d\d:?\d\d)?", re.ASCII
 )
 _NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,2})?")
 _EXACT = Context(prec=80)
@@ -85,15 +85,16 @@ def instant_ps(field: str, stamp: str) -> tuple[int, bool]:
             f"{field}: {shown(stamp)} is no instant; write YYYY-MM-DD HH:MM:SS, with up to 12 decimals and a zone "
             "like +00:00 if you like",
         )
-    day, hour, minute, second, decimals, zone = match.groups()
+    minute, second, decimals, zone = match.groups()
     try:
-        seconds = _day_seconds(day) + int(hour) * 3600 + int(minute) * 60 + int(second)
+        begin, seconds = _minute_seconds(minute), int(second)
     except ValueError as error:
         raise MalformedError("stamp", f"{field}: {stamp!r}: {error}") from None
-    if int(hour) > 23 or int(minute) > 59 or int(second) > 59:
+    if begin is None or seconds > 59:
         raise MalformedError(
             "stamp", f"{field}: {stamp!r} has no such time of day; at most 23:59:59"
         )
+    seconds += begin
     if zone and zone != "Z":
         offset = int(zone[1:3]) * 3600 + int(zone[-2:]) * 60
         seconds += offset if zone[0] == "-" else -offset
@@ -101,8 +102,11 @@ def instant_ps(field: str, stamp: str) -> tuple[int, bool]:
 
 
 @lru_cache(maxsize=64)
-def _day_seconds(day: str) -> int:
-    return date.fromisoformat(day).toordinal() * 86_400
+def _minute_seconds(minute: str) -> int | None:
+    """Seconds from the year 1 to a YYYY-MM-DD HH:MM; None if a day has no such minute. Many rows are of one."""
+    hours, minutes = int(minute[11:13]), int(minute[14:])
+    days = date.fromisoformat(minute[:10]).toordinal()
+    return days * 86_400 + hours * 3600 + minutes * 60 if hours < 24 and minutes < 60 else None
 
 
 def seconds_text(ps: int, unit_ps: int = PS) -> str:
