@@ -21,7 +21,7 @@ from twin.whatif.figures import figures_of, measure
 from twin.whatif.measured import compare_measured
 from twin.whatif.statistics import paired, unpaired
 from twin.whatif.store import read_measured
-from twin.whatif.verdict import conclude, judge
+from twin.whatif.verdict import change_text, conclude, judge
 
 BUSY = document(
     traffic=[stream(100, 60, arrivals={"process": "poisson", "rate": 40}, requests=80)],
@@ -77,7 +77,12 @@ def verdict(*differences):
     """Of (name, limit, values before, values after)."""
     measures = [measure(name, limit) for name, limit, _, _ in differences]
     by_name = {name: (a, b) for name, _, a, b in differences}
-    found = judge(measures, lambda name, level: paired(*by_name[name], level), len(measures))
+    sides = [
+        [{name: by_name[name][side][k] for name in by_name} for k in range(10)] for side in (0, 1)
+    ]
+    found = judge(
+        measures, lambda name, level: paired(*by_name[name], level), len(measures), *sides
+    )
     return conclude("B", found)
 
 
@@ -312,3 +317,192 @@ def test_what_is_no_measured_run_is_told(tmp_path, busy):
     (tmp_path / "empty" / "requests.parquet").write_bytes(b"PAR1")
     with pytest.raises(InputError, match="not readable as Parquet"):
         read_measured(tmp_path / "empty")
+
+
+# --- nobody served, other objectives ------------------------------------------------------
+
+REFUSING = "traffic.0.timeouts.ttft=0.001"  # no client waits for an answer
+
+
+def served(ttft, offered=10, completed=10):
+    return {TTFT: ttft, "ONLINE.offered": offered, "ONLINE.completed": completed}
+
+
+LOST = served(None, completed=0)
+
+
+@pytest.mark.parametrize("seeds", [2, 20])
+def test_a_configuration_that_serves_nobody_is_rejected(seeds):
+    measures = [measure(TTFT, 1.0), measure("gpu_hours")]
+    before = [served(0.5 + 0.001 * k) | {"gpu_hours": 3.0} for k in range(seeds)]
+    after = [LOST | {"gpu_hours": 1.0} for _ in range(seeds)]
+    found = judge_all(["A", "B"], [before, after], measures)
+    (variant,) = found["variants"]
+    assert variant["verdict"] == "reject"
+    row = variant["judged"][0]
+    assert (row["verdict"], row["met_before"], row["met"]) == ("worse", True, False)
+    assert row["before"] == pytest.approx(0.5, abs=0.02)
+    assert (row["after"], row["lost"]) == (None, seeds)
+    assert objectives_missed(found) == ["B: ONLINE TTFT p99"]
+    back = judge_all(["B", "A"], [after, before], measures)["variants"][0]
+    assert back["judged"][0]["verdict"] == "better"
+    assert back["verdict"] == "adopt"
+
+
+def test_a_side_that_serves_nobody_now_and_then_is_not_adopted():
+    """The runs that served somebody are faster, and cannot speak for the others."""
+    before = [served(0.5 + 0.001 * k) for k in range(10)]
+    after = [LOST if k in (2, 7) else served(0.3 + 0.001 * k) for k in range(10)]
+    found = judge_all(["A", "B"], [before, after], [measure(TTFT, 1.0)])
+    row = found["variants"][0]["judged"][0]
+    assert (row["verdict"], row["met"], row["lost"]) == ("open", False, 2)
+    assert found["variants"][0]["verdict"] == "undecided"
+    assert objectives_missed(found) == ["B: ONLINE TTFT p99"]
+
+
+def test_a_tier_without_requests_is_neither_kept_nor_missed():
+    nobody = served(None, offered=0, completed=0)
+    found = judge_all(["A", "B"], [[served(0.5)] * 3, [nobody] * 3], [measure(TTFT, 1.0)])
+    row = found["variants"][0]["judged"][0]
+    assert (row["verdict"], row["met_before"], row["met"]) == ("none", True, None)
+    assert objectives_missed(found) == []
+
+
+def test_check_fails_where_nobody_is_served(busy, tmp_path):
+    told = invoke(
+        "compare", busy, "--set", REFUSING, "--all", "objectives.ONLINE.ttft_p99=9", "--seeds", 3,
+        "--jobs", 1, "--check",
+    )  # fmt: skip
+    assert told.exit_code == 1, told.output
+    assert "reject" in told.stdout
+    assert "MISSED" in told.stdout
+    slow, none = folder(tmp_path / "slow"), folder(tmp_path / "none", REFUSING)
+    told = invoke("compare", slow, none, "--check")
+    assert told.exit_code == 1, told.output
+    assert "no request is served" in " ".join(told.stdout.split())
+
+
+def test_a_branch_is_held_to_the_objectives_of_the_first_and_to_its_own(busy, tmp_path):
+    def branch(limit):
+        path = tmp_path / f"{limit}.yaml"
+        path.write_text(json.dumps(BUSY | {"objectives": {"ONLINE": {"ttft_p99": limit}}}))
+        return path
+
+    calm = ("--all", "engine.max_num_seqs=64", "--seeds", 2, "--jobs", 1, "--check", "--json")
+    told = invoke("compare", busy, branch(1e-4), *calm)
+    assert told.exit_code == 1
+    found = json.loads(told.stdout)
+    assert found["objectives"] == {"of": str(busy), "limits": {"ONLINE": {"ttft_p99": 0.3}}}
+    (variant,) = found["variants"]
+    # One yardstick: the same configuration delivers the same goodput whatever it asks of itself.
+    goodput = next(row for row in variant["judged"] if row["figure"] == GOODPUT)
+    assert goodput["verdict"] == "equal"
+    assert goodput["before"] == goodput["after"] > 0
+    (own,) = variant["own_objectives"]
+    assert (own["limit"], own["met"]) == (1e-4, False)
+    assert own["value"] == next(r for r in variant["judged"] if r["figure"] == TTFT)["after"]
+    assert found["missed"] == [f"{variant['name']}: its own {own['text']}"]
+    assert "of its own objectives it misses ONLINE TTFT p99" in variant["text"]
+    # A branch does not pass by asking less of itself.
+    told = invoke("compare", branch(1e-4), branch(50), *calm)
+    assert told.exit_code == 1
+    assert json.loads(told.stdout)["missed"] == [f"{branch(50)}: ONLINE TTFT p99"]
+    assert invoke("compare", busy, branch(50), *calm).exit_code == 0
+
+
+def test_measured_runs_are_held_to_their_own_objectives_too(tmp_path):
+    calm = "engine.max_num_seqs=64"
+    one = folder(tmp_path / "one", calm)
+    other = folder(tmp_path / "other", calm, "objectives.ONLINE.ttft_p99=0.0001")
+    told = invoke("compare", one, other, "--check")
+    assert told.exit_code == 1
+    assert "its own ONLINE TTFT p99 <= 0.1 ms" in told.stderr
+    path = tmp_path / "wide.yaml"
+    path.write_text(json.dumps(BUSY | {"objectives": {"ONLINE": {"ttft_p99": 9}}}))
+    assert invoke("compare", one, other, "--check", "--objectives", path).exit_code == 0
+    path.write_text(json.dumps({**BUSY, "objectives": {}}))
+    for arguments, message in (
+        (("--objectives", path), "has no objectives"),
+        (("--figure", "ONLINE.itl_p99"), "gaps between tokens"),
+        (("--figure", "met.ONLINE.ttft_p99"), "--figure met.ONLINE.ttft_p99"),
+    ):
+        told = invoke("compare", one, other, *arguments)
+        assert told.exit_code == 2
+        assert message in told.stderr
+
+
+def test_a_check_of_nothing_is_no_success(busy, tmp_path):
+    bare = tmp_path / "bare.yaml"
+    bare.write_text(json.dumps({**BUSY, "objectives": {}}))
+    told = invoke("compare", bare, "--set", "policy=fcfs", "--check")
+    assert told.exit_code == 2
+    assert "no scenario has objectives" in told.stderr
+    options = ("--set", "policy=fcfs", "--seeds", 2, "--jobs", 1, "--check")
+    never = (
+        "--all",
+        "traffic.0.tiers={ONLINE: 1.0, RARE: 1.0e-9}",
+        "--all",
+        "objectives={RARE: {ttft_p99: 1}}",
+    )
+    told = invoke("compare", busy, *never, *options)
+    assert told.exit_code == 2, told.output
+    assert "no objective had anything to judge" in told.stderr
+
+
+def test_an_interval_without_a_bound_is_called_so():
+    found = paired([0.1, 0.1], [0.1, 0.2], 0.999)
+    assert found.high > 100
+    assert change_text(found, "s") == "cannot be told with 2 pairs"
+    told = verdict((TTFT, 1.0, [0.1] * 10, [0.1] * 9 + [0.2]))
+    assert "cannot be told" not in told.text
+    measures = [measure(TTFT)]
+    rows = [[served(0.1), served(0.1)], [served(0.1), served(0.2)]]
+    text = judge_all(["A", "B"], rows, measures)["variants"][0]["text"]
+    assert (
+        text
+        == "B: undecided (no difference shows, but ONLINE TTFT p99 cannot be told with 2 pairs; more seeds would tell)"
+    )
+
+
+def test_kept_objectives_are_a_figure_of_which_more_is_better(busy):
+    """met.* are shares of the runs: falling from all to none is worse."""
+    options = ("--all", "engine.max_num_seqs=64", "--seeds", 5, "--jobs", 1, "--json")
+    told = invoke(
+        "compare",
+        busy,
+        "--set",
+        "engine.max_num_seqs=1",
+        "--figure",
+        "met.ONLINE.ttft_p99",
+        *options,
+    )
+    row = json.loads(told.stdout)["variants"][0]["judged"][-1]
+    assert (row["unit"], row["more_is_better"]) == ("1", True)
+    assert (row["before"], row["after"], row["verdict"]) == (1.0, 0.0, "worse")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--set", "policy=fcfs", "--figure", "ONLIN.ttft_p99"), "no stream has tier ONLIN; there are ONLINE"),
+        (("--set", "policy=fcfs", "--figure", "met.ONLINE.e2e_p99"), "no objective e2e_p99 of ONLINE"),
+        (("--set", "policy=fcfs", "--figure", "ONLINE.offered"), "neither more nor less"),
+        (("--set", "policy=fcfs", "--figure", "simulated_s"), "neither more nor less"),
+        (("--set", "run.seed=7"), "seeds are what --seeds and --seed give"),
+        (("--set", "policy=fcfs ; run.seed=7"), "seeds are what --seeds and --seed give"),
+        (("--set", "run={seed: 7}"), "seeds are what --seeds and --seed give"),
+        (("--set", "name=other"), "changes no figure"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_compared_is_told_before_a_run(busy, arguments, message, monkeypatch):
+    monkeypatch.setattr("twin.whatif.compare.run_all", None)
+    told = invoke("compare", busy, *arguments)
+    assert told.exit_code == 2, told.output
+    assert message in told.stderr
+
+
+def test_a_figure_that_was_asked_for_is_told_without_a_value(busy):
+    scenarios = [load_scenario(BUSY), load_scenario(BUSY, ["policy=fcfs"])]
+    variants = [Variant(name, of) for name, of in zip("AB", scenarios, strict=True)]
+    judged = compare(variants, 2, figures=["cost"])["variants"][0]["judged"]
+    assert (judged[-1]["figure"], judged[-1]["verdict"]) == ("cost", "none")

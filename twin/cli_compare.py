@@ -63,13 +63,17 @@ def compare(
         bool, typer.Option("--json", help="Print one JSON object instead of tables.")
     ] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Exit with 1 if a variant misses an objective.")
+        bool,
+        typer.Option(
+            "--check",
+            help="Exit with 1 if a variant misses an objective of the first, or of its own.",
+        ),
     ] = False,
 ) -> None:
     """Hold configurations, or measured runs, against each other and say which to adopt."""
     with errors():
         needs_packages("twin compare", "scipy", "joblib")
-        from twin.whatif.compare import objectives_missed
+        from twin.whatif.compare import objectives_judged, objectives_missed
         from twin.whatif.runs import Interrupted
         from twin.whatif.tables import render_comparison
 
@@ -95,7 +99,14 @@ def compare(
                         "--objectives: scenarios have their own; it is for measured runs"
                     )
                 found = _simulated(
-                    paths, overrides, common or [], seeds, seed, figures or (), backend(jobs, ray)
+                    paths,
+                    overrides,
+                    common or [],
+                    seeds,
+                    seed,
+                    figures or (),
+                    backend(jobs, ray),
+                    check,
                 )
         except Interrupted:
             complain(
@@ -112,6 +123,11 @@ def compare(
             )
         else:
             write(render_comparison(found, color=wants_color()))
+        if check and not objectives_judged(found):
+            raise InputError(
+                "--check: no objective had anything to judge; give the first scenario objectives, or measured runs "
+                "--objectives, of tiers that requests have"
+            )
         if check and missed:
             complain(f"missed: {'; '.join(missed)}")
             raise typer.Exit(MISSED)
@@ -125,8 +141,10 @@ def _simulated(
     seed: int | None,
     figures: Any,
     where: Any,
+    check: bool,
 ) -> dict[str, Any]:
     from twin.scenario import load_scenario
+    from twin.whatif.asked import check_changes
     from twin.whatif.compare import SEEDS, Variant, compare
 
     if len(paths) > 1 and overrides:
@@ -136,8 +154,16 @@ def _simulated(
     variants = [Variant(str(path), load_scenario(path, common, seed)) for path in paths]
     for text in overrides or ():
         changes = [part.strip() for part in text.split(" ; ")]
-        variants.append(
-            Variant(", ".join(changes), load_scenario(paths[0], [*common, *changes], seed))
+        check_changes(changes)
+        changed = load_scenario(paths[0], [*common, *changes], seed)
+        if changed.run.seed != variants[0].scenario.run.seed:
+            raise InputError(
+                f"--set {text}: seeds are what --seeds and --seed give, the same for all"
+            )
+        variants.append(Variant(", ".join(changes), changed))
+    if check and not any(variant.scenario.objectives for variant in variants):
+        raise InputError(
+            "--check: no scenario has objectives; write e.g. objectives: {ONLINE: {ttft_p99: 1.0}}"
         )
     with progress_bar() as update:
         progress = None
@@ -164,4 +190,8 @@ def _measured(
     if len(paths) < 2:
         raise InputError(f"{paths[0]}: a comparison needs two measured runs; name another folder")
     limits = {} if objectives is None else load_scenario(objectives).objectives
+    if objectives is not None and not any(limits.values()):
+        raise InputError(
+            f"--objectives {objectives}: this scenario has no objectives; name another"
+        )
     return compare_measured([(str(path), read_measured(path)) for path in paths], limits, figures)

@@ -5,11 +5,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from twin.errors import InputError
+from twin.metrics.objectives import Objectives
+from twin.report.texts import limit as limit_text
 from twin.scenario import Scenario
-from twin.whatif.figures import Figures, Measure, judged, measure
+from twin.whatif.asked import check_figures, within_reach
+from twin.whatif.figures import Figures, Measure, is_lost, judged, mean_figures, measure
 from twin.whatif.runs import Backend, Run, Task, run_all
+from twin.whatif.sides import Side, side_of
 from twin.whatif.statistics import paired
-from twin.whatif.verdict import Judged, conclude, judge, means
+from twin.whatif.verdict import Judged, conclude, judge, value_text
 
 SEEDS = 20
 """Replications of each configuration that is not told otherwise. benchmarks/what_if_honesty.py shows what they find."""
@@ -37,8 +41,9 @@ def compare(
     """Run every variant under the same `seeds` seeds and hold each against the first.
 
     The seeds are those from run.seed of the first variant upwards, the same for all, so that they meet the same
-    arrivals, lengths and faults. `figures` are judged beside the objectives. Raises InputError for fewer than two
-    variants or seeds, for a figure that does not exist, and where a variant cannot run; Interrupted after Ctrl-C.
+    arrivals, lengths and faults. All are judged by the objectives of the first that has any; one with other objectives
+    of its own is held to those as well. `figures` are judged beside the objectives. Raises InputError for fewer than
+    two variants or seeds, for a figure that does not exist, and where a variant cannot run; Interrupted after Ctrl-C.
     """
     if len(variants) < 2:
         raise InputError(
@@ -48,10 +53,17 @@ def compare(
         raise InputError(
             f"--seeds must be >= 2, got {seeds}: from one run nobody can tell chance from difference"
         )
+    check_figures(figures, [variant.scenario for variant in variants])
     first = variants[0].scenario.run.seed
+    whose = next((v for v in variants if v.scenario.objectives), variants[0])
+    common = whose.scenario.objectives
+    documents = [
+        variant.scenario.to_dict() | {"objectives": within_reach(common, variant.scenario)}
+        for variant in variants
+    ]
     tasks = [
-        Task(i * seeds + k, variant.scenario.to_dict(), (), first + k)
-        for i, variant in enumerate(variants)
+        Task(i * seeds + k, documents[i], (), first + k)
+        for i in range(len(variants))
         for k in range(seeds)
     ]
     rows: list[Figures | None] = [None] * len(tasks)
@@ -67,7 +79,14 @@ def compare(
     return {
         "seeds": [first + k for k in range(seeds)],
         "replications": "seeds",
-        **judge_all([variant.name for variant in variants], by_variant, measures),
+        "objectives": {"of": whose.name, "limits": common},
+        **judge_all(
+            [variant.name for variant in variants],
+            by_variant,
+            measures,
+            [own_measures(variant.scenario.objectives, common) for variant in variants],
+            figures,
+        ),
     }
 
 
@@ -87,25 +106,47 @@ def measures_of(variants: Sequence[Variant], figures: Sequence[str] = ()) -> lis
     return list(wanted.values())
 
 
+def own_measures(own: Objectives, common: Objectives) -> list[Measure]:
+    """The objectives of one side that the common ones do not hold it to, or hold it to with another limit."""
+    return [
+        measure(f"{tier}.{name}", limit)
+        for tier, limits in own.items()
+        for name, limit in limits.items()
+        if common.get(tier, {}).get(name) != limit
+    ]
+
+
 def judge_all(
-    names: Sequence[str], rows: Sequence[Sequence[Figures]], measures: Sequence[Measure]
+    names: Sequence[str],
+    rows: Sequence[Sequence[Figures]],
+    measures: Sequence[Measure],
+    own: Sequence[Sequence[Measure]] = (),
+    asked: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The comparison of replications that share their seeds: rows[i][k] are the figures of variant i under seed k."""
+    """The comparison of replications that share their seeds: rows[i][k] are the figures of variant i under seed k.
+
+    `own[i]` are objectives that variant i is held to besides. What is in `asked` is told even where it has no value.
+    """
     measures = [
-        m for m in measures if any(row.get(m.name) is not None for side in rows for row in side)
+        m
+        for m in measures
+        if m.name in asked
+        or any(row.get(m.name) is not None or is_lost(row, m.name) for side in rows for row in side)
     ]
     family = len(measures) * (len(names) - 1)
     before = rows[0]
     told: list[dict[str, Any]] = []
-    for name, after in zip(names[1:], rows[1:], strict=True):
+    for i, (name, after) in enumerate(zip(names[1:], rows[1:], strict=True), 1):
         found = judge(
             measures,
             lambda figure, level, after=after: paired(  # type: ignore[misc]
                 [row.get(figure) for row in before], [row.get(figure) for row in after], level
             ),
             family,
+            before,
+            after,
         )
-        told.append(tell(name, found, after))
+        told.append(tell(name, found, after, own=own[i] if own else ()))
     is_fixed = len(before) > 1 and all(row == before[0] for row in before)
     note = (
         "The seed changes nothing in this scenario: the figures are exact for this traffic and say nothing of other."
@@ -113,7 +154,7 @@ def judge_all(
         else ""
     )
     return {
-        "baseline": {"name": names[0], "figures": means(before, before[0])},
+        "baseline": {"name": names[0], "figures": mean_figures(before)},
         "judged": family,
         "note": note,
         "variants": told,
@@ -121,24 +162,62 @@ def judge_all(
 
 
 def tell(
-    name: str, found: Sequence[Judged], after: Sequence[Figures], replications: str = "seeds"
+    name: str,
+    found: Sequence[Judged],
+    after: Sequence[Figures],
+    replications: str = "seeds",
+    own: Sequence[Measure] = (),
 ) -> dict[str, Any]:
-    """One variant's part of a comparison."""
+    """One variant's part of a comparison; `own` are objectives of its own that the others are not judged by."""
     verdict = conclude(name, found, replications)
+    held = [_held(m, side_of(after, m.name)) for m in own]
+    text = verdict.text
+    if held:
+        missed = [of["text"] for of in held if of["met"] is False]
+        text += f"; of its own objectives it misses {', '.join(missed)}" if missed else (
+            "; it keeps its own objectives" if any(of["met"] for of in held) else ""
+        )  # fmt: skip
     return {
         "name": name,
         "verdict": verdict.word,
-        "text": verdict.text,
+        "text": text,
         "judged": [j.to_dict() for j in found],
-        "figures": means(after, after[0]) if after else {},
+        "own_objectives": held,
+        "figures": mean_figures(after),
+    }
+
+
+def _held(of: Measure, side: Side) -> dict[str, Any]:
+    """An objective that one side alone is held to."""
+    value = "no request is served" if side.lost else value_text(side.value, of.unit)
+    return {
+        "figure": of.name,
+        "label": of.label,
+        "limit": of.limit,
+        "value": side.value,
+        "lost": side.lost,
+        "met": side.met(of.limit),
+        "text": f"{of.label} <= {limit_text(of.limit or 0.0)} ({value})",
     }
 
 
 def objectives_missed(comparison: Mapping[str, Any]) -> list[str]:
-    """`name: objective` of every objective that a variant (the baseline is not one) misses on average."""
-    return [
-        f"{variant['name']}: {row['label']}"
+    """`name: objective` of every objective that a variant (the baseline is not one) misses on average.
+
+    These are the objectives that all are judged by, and those that are a variant's own.
+    """
+    missed: list[str] = []
+    for variant in comparison["variants"]:
+        name, own = variant["name"], variant["own_objectives"]
+        missed += [f"{name}: {row['label']}" for row in variant["judged"] if row["met"] is False]
+        missed += [f"{name}: its own {of['text']}" for of in own if of["met"] is False]
+    return missed
+
+
+def objectives_judged(comparison: Mapping[str, Any]) -> bool:
+    """Whether any objective of any variant had something to judge."""
+    return any(
+        row["met"] is not None
         for variant in comparison["variants"]
-        for row in variant["judged"]
-        if row["met"] is False
-    ]
+        for row in (*variant["judged"], *variant["own_objectives"])
+    )

@@ -142,29 +142,53 @@ def is_saturated(figures: Mapping[str, float | None]) -> bool:
     return growth is not None and growth > SATURATED_GROWTH
 
 
+def is_lost(figures: Figures, name: str) -> bool:
+    """Whether requests of the tier came and none got so far that the figure could be told: all were refused, say.
+
+    A latency is then longer than any, goodput and attainment are 0 for want of any completed request. False for
+    figures that are of no tier, and where no request came.
+    """
+    tier, _, rest = name.rpartition(".")
+    offered, completed = (figures.get(f"{tier}.{count}") or 0 for count in ("offered", "completed"))
+    if rest in ("goodput", "attainment"):
+        return offered > 0 and completed == 0
+    if rest.rpartition("_")[0] not in LATENCIES or figures.get(name) is not None:
+        return False
+    if f"met.{name}" in figures:
+        return figures[f"met.{name}"] == 0
+    return offered > completed
+
+
+def mean_of(rows: Sequence[Figures], name: str) -> float | None:
+    """The mean of a figure over the replications in which there was something to judge.
+
+    None where it has no value in any, or where in one of them requests came and none was served (`is_lost`): the
+    others alone would be the mean of the lucky ones.
+    """
+    known = [value for row in rows if (value := row.get(name)) is not None]
+    if not known or any(row.get(name) is None and is_lost(row, name) for row in rows):
+        return None
+    return math.fsum(known) / len(known)
+
+
 def mean_figures(rows: Sequence[Figures]) -> Figures:
-    """The mean of each figure over replications; None where one of them has none."""
-    means: Figures = {}
-    for name in rows[0] if rows else ():
-        known = [value for row in rows if (value := row.get(name)) is not None]
-        means[name] = math.fsum(known) / len(known) if len(known) == len(rows) else None
-    return means
+    """`mean_of` each figure that any of the replications has."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: mean_of(rows, name) for name in names}
 
 
 NOTHING = 1e6
 """Stands for the excess over a limit of a figure that has no value although requests were there."""
 
 
-def excess(figures: Figures, of: Measure) -> float:
-    """log(value / limit) of an objective: above 0 where it is broken; 0 where there was nothing to judge."""
-    value = figures.get(of.name)
+def excess(rows: Sequence[Figures], of: Measure) -> float:
+    """log(mean / limit) of an objective: above 0 where it is broken; 0 where there was nothing to judge."""
     if of.limit is None:
         return 0.0
-    if value is None:
-        # Of several seeds some may have had something to judge.
-        met = figures.get(f"met.{of.name}", 0.0)
-        return 0.0 if f"met.{of.name}" in figures and met is None else NOTHING
-    return math.log(max(value, 1e-12) / of.limit)
+    if any(is_lost(row, of.name) for row in rows):
+        return NOTHING
+    value = mean_of(rows, of.name)
+    return 0.0 if value is None else math.log(max(value, 1e-12) / of.limit)
 
 
 WORDS = {
@@ -200,19 +224,31 @@ _OTHERS = {
 }
 
 
+UNJUDGED = ("offered", "simulated_s", "gpus_per_replica")
+"""Figures of which neither more nor less is better."""
+
+
 def measure(name: str, limit: float | None = None) -> Measure:
     """The measure called `name`. Raises InputError, naming the forms there are, for one that does not exist."""
     tier, dot, rest = name.rpartition(".")
     latency, _, stat = rest.rpartition("_")
-    if dot and latency in LATENCIES and stat in STATS and tier != ALL:
+    is_latency = bool(dot) and latency in LATENCIES and stat in STATS
+    if is_latency and tier.startswith("met."):
+        whose = measure(name.removeprefix("met."))
+        return Measure(name, f"{whose.label} kept", "1", True, limit)
+    if is_latency and tier != ALL:
         return Measure(name, f"{tier} {WORDS[latency]} {stat}", "s", False, limit)
     if rest in _OTHERS and (bool(dot) == (rest in ("goodput", "attainment", *OUTCOMES))):
         words, unit, more = _OTHERS[rest]
         return Measure(name, words if tier in ("", ALL) else f"{tier} {words}", unit, more, limit)
+    if rest in UNJUDGED and bool(dot) == (rest == "offered"):
+        raise InputError(
+            f"{name}: neither more nor less of it is better, so that it cannot be judged; it is in tables and JSON"
+        )
     whole = ", ".join(key for key in _OTHERS if key not in ("goodput", "attainment", *OUTCOMES))
     raise InputError(
         f"{name!r} is no figure of a run; write TIER.<metric>_<statistic> (ONLINE.ttft_p99), TIER.goodput, "
-        f"TIER.attainment (TIER may be {ALL}), or one of {whole}"
+        f"TIER.attainment (TIER may be {ALL}), met.TIER.<objective>, or one of {whole}"
     )
 
 

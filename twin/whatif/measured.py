@@ -14,10 +14,19 @@ from scipy.stats import t as student
 
 from twin.errors import InputError
 from twin.metrics.objectives import Objectives, parse_objective
-from twin.whatif.compare import tell
-from twin.whatif.figures import ALL, SATURATED_GROWTH, Figures, Measure, measure, queue_growth
+from twin.metrics.records import OUTCOMES
+from twin.whatif.compare import own_measures, tell
+from twin.whatif.figures import (
+    ALL,
+    SATURATED_GROWTH,
+    Figures,
+    Measure,
+    mean_figures,
+    measure,
+    queue_growth,
+)
 from twin.whatif.statistics import Difference, unpaired
-from twin.whatif.verdict import judge, means
+from twin.whatif.verdict import judge
 
 if TYPE_CHECKING:
     from twin.whatif.store import MeasuredRun
@@ -35,27 +44,44 @@ def compare_measured(
     limits: Objectives,
     figures: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Hold every side against the first. `limits` replaces the objectives found beside the runs.
+    """Hold every side against the first.
 
-    Raises InputError for a figure that measured requests do not give, and for runs that are too short to judge.
+    All are judged by `limits`, else by the objectives found beside the first run that has any; a side with others
+    beside its runs is held to those as well. Raises InputError for a figure that measured requests do not give, and
+    for runs that are too short to judge.
     """
     first = runs[0][1]
-    limits = limits or first[0].objectives
+    whose = "--objectives"
+    if not limits:
+        whose, side = next(((n, s) for n, s in runs if s[0].objectives), runs[0])
+        limits = side[0].objectives
+    own = [own_measures(side[0].objectives, limits) for _, side in runs]
+    if whose == "--objectives":
+        own = [[] for _ in runs]
+    for objectives in (limits, *(side[0].objectives for _, side in runs)):
+        for tier, of in objectives.items():
+            for name in of:
+                _check_told(f"objective {tier}.{name}", name)
     measures = _measures(limits, runs, figures)
     family = len(measures) * (len(runs) - 1)
-    values = [[_figures(run, measures, limits) for run in side] for _, side in runs]
+    values = [
+        [_figures(run, [*measures, *mine], limits) for run in side]
+        for (_, side), mine in zip(runs, own, strict=True)
+    ]
     told = []
     ways = []
-    for (name, side), rows in zip(runs[1:], values[1:], strict=True):
+    for (name, side), rows, mine in zip(runs[1:], values[1:], own[1:], strict=True):
         differ, way = _differ(first, side, values[0], rows, limits)
         ways.append(way)
-        told.append(tell(name, judge(measures, differ, family), rows, "or longer runs"))
+        found = judge(measures, differ, family, values[0], rows)
+        told.append(tell(name, found, rows, "or longer runs", mine))
     how = f"Intervals of {family} figures that hold together with 98 %: {'; '.join(dict.fromkeys(ways))}."
     return {
         "seeds": [],
         "replications": "measured runs",
         "how": how,
-        "baseline": {"name": runs[0][0], "figures": means(values[0], values[0][0])},
+        "objectives": {"of": whose, "limits": limits},
+        "baseline": {"name": runs[0][0], "figures": mean_figures(values[0])},
         "judged": family,
         "note": "",
         "variants": told,
@@ -66,27 +92,20 @@ def _measures(
     limits: Objectives, runs: Sequence[tuple[str, Sequence["MeasuredRun"]]], figures: Sequence[str]
 ) -> list[Measure]:
     tiers = sorted({str(tier) for _, side in runs for run in side for tier in run.tiers})
+    if any(limits.values()) and not any(limits.get(tier) for tier in tiers):
+        raise InputError(
+            f"objectives of {', '.join(limits)}: no request is of such a tier; there are {', '.join(tiers)}"
+        )
     found: dict[str, Measure] = {}
     for tier in tiers:
         of = limits.get(tier, {})
         names = of if any(limits.values()) else ("ttft_p99", "tpot_p99")
         for name in names:
-            if parse_objective(name)[0] in ("itl",):
-                raise InputError(
-                    f"objective {tier}.{name}: gaps between tokens are not compared of measured runs"
-                )
             found[f"{tier}.{name}"] = measure(f"{tier}.{name}", of.get(name))
         found[f"{tier}.goodput"] = measure(f"{tier}.goodput")
     for name in figures:
-        tier, dot, rest = name.rpartition(".")
-        if not dot or rest in (
-            "offered",
-            "refused",
-            "timed_out",
-            "aborted",
-            "unfinished",
-            "completed",
-        ):
+        asked, (tier, dot, rest) = measure(name), name.rpartition(".")
+        if not dot or rest in OUTCOMES or tier.startswith("met."):
             raise InputError(
                 f"--figure {name}: measured requests tell latencies, goodput and attainment of a tier"
             )
@@ -94,8 +113,18 @@ def _measures(
             raise InputError(
                 f"--figure {name}: no request is of tier {tier}; there are {', '.join(tiers)}"
             )
-        found.setdefault(name, measure(name))
+        if rest not in ("goodput", "attainment"):
+            _check_told(f"--figure {name}", rest)
+        found.setdefault(name, asked)
     return list(found.values())
+
+
+def _check_told(place: str, name: str) -> None:
+    """Gaps between tokens are not in a table of requests."""
+    if parse_objective(name)[0] == "itl":
+        raise InputError(
+            f"{place}: gaps between tokens are not compared of measured runs; take tpot"
+        )
 
 
 def _good(run: "MeasuredRun", limits: Objectives) -> Any:
@@ -138,6 +167,10 @@ def _statistic(run: "MeasuredRun", name: str, limits: Objectives) -> Callable[[A
 def _figures(run: "MeasuredRun", measures: Sequence[Measure], limits: Objectives) -> Figures:
     everything = np.arange(len(run.tiers))
     found: Figures = {}
+    for tier in (ALL, *sorted(set(map(str, run.tiers)))):
+        mine = np.ones(len(run.tiers), dtype=bool) if tier == ALL else run.tiers == tier
+        found[f"{tier}.offered"] = float(mine.sum())
+        found[f"{tier}.completed"] = float((mine & run.completed).sum())
     for m in measures:
         value = _statistic(run, m.name, limits)(everything)
         found[m.name] = None if math.isnan(value) else value

@@ -12,7 +12,7 @@ from twin.whatif.statistics import Difference
 from twin.whatif.verdict import change_text, value_text
 
 STYLES = {"better": "green", "worse": "bold red", "equal": "dim", "open": "yellow", "none": "dim"}
-NAMES = {"open": "noise", "none": "nothing"}
+NAMES = {"open": "noise", "none": "nothing to judge"}
 
 
 def render_comparison(comparison: Mapping[str, Any], color: bool = False) -> str:
@@ -35,6 +35,13 @@ def render_comparison(comparison: Mapping[str, Any], color: bool = False) -> str
         else comparison["how"]
     )
     parts.append(paragraph(how))
+    if any(variant["own_objectives"] for variant in comparison["variants"]):
+        parts.append(
+            paragraph(
+                f"All are judged by the objectives of {comparison['objectives']['of']}, their goodput too; what has "
+                "others of its own is held to those besides."
+            )
+        )
     if comparison["note"]:
         parts.append(paragraph(comparison["note"], "yellow"))
     parts += [paragraph(variant["text"], "bold") for variant in comparison["variants"]]
@@ -42,17 +49,20 @@ def render_comparison(comparison: Mapping[str, Any], color: bool = False) -> str
 
 
 def _cells(row: Mapping[str, Any]) -> Sequence[Any]:
-    if "change" not in row:
-        return row["label"], "-", "-", "-", Text("nothing to judge", "dim")
     word = row["verdict"]
     text = Text(NAMES.get(word, word), STYLES[word])
-    if row["limit"] is not None:
+    if row["met"] is not None:
         kept = "met" if row["met"] else "MISSED"
         text.append(f"; {kept} (<= {limit(row['limit'])})", "green" if row["met"] else "bold red")
+    before, after = (
+        value_text(row[side], row["unit"]) + (f" ({lost} runs: none served)" if lost else "")
+        for side, lost in (("before", row["lost_before"]), ("after", row["lost"]))
+    )
+    if "change" not in row:
+        return row["label"], before, after, "-", text
     found = difference_of(row)
     same = found.change == found.low == found.high == 0
     change = "equal" if same else change_text(found, row["unit"])
-    before, after = (value_text(row[key], row["unit"]) for key in ("before", "after"))
     return row["label"], before, after, change, text
 
 

@@ -3,12 +3,13 @@
 All intervals of one comparison hold together: each has the level 1 - 0.02 / (judged figures x variants) (Bonferroni).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from twin.report.texts import duration, limit
+from twin.report.texts import duration
 from twin.whatif.figures import Figures, Measure
+from twin.whatif.sides import Side, side_of
 from twin.whatif.statistics import EQUAL, Difference
 
 ALPHA = 0.02
@@ -29,10 +30,32 @@ class Judged:
     measure: Measure
     difference: Difference | None
     """None where one side has no value."""
+    before: Side
+    after: Side
 
     @property
     def word(self) -> str:
-        """better, worse, equal (within 1 %), open (the interval allows either), or none (nothing to judge)."""
+        """better, worse, equal (within 1 %), open (the interval allows either), or none (nothing to judge).
+
+        Serving nobody in any replication is worse than whatever was before. Where nobody was served in some of them, a
+        difference of the others cannot speak for all.
+        """
+        before, after = self.before, self.after
+        if after.is_gone != before.is_gone:
+            gone, other = (after, before) if after.is_gone else (before, after)
+            if other.served <= other.lost:
+                return "open" if gone.lost and other.lost else "none"
+            return "worse" if after.is_gone else "better"
+        if after.is_gone:
+            return "none"
+        word = self._word_of_difference()
+        if before.lost != after.lost and word != (
+            "worse" if after.lost > before.lost else "better"
+        ):
+            return "open"
+        return word
+
+    def _word_of_difference(self) -> str:
         found = self.difference
         if found is None:
             return "none"
@@ -42,19 +65,15 @@ class Judged:
             return "open"
         return "better" if (found.change > 0) == self.measure.more_is_better else "worse"
 
-    def met(self, value: float) -> bool | None:
-        """Whether a mean of the figure keeps its objective; None without one."""
-        return None if self.measure.limit is None else value <= self.measure.limit
-
     @property
     def met_before(self) -> bool | None:
-        """Whether the baseline keeps the objective, on average over the replications."""
-        return None if self.difference is None else self.met(self.difference.before)
+        """Whether the baseline keeps the objective, on average over the replications; None without one."""
+        return self.before.met(self.measure.limit)
 
     @property
     def met_after(self) -> bool | None:
         """Whether the variant does."""
-        return None if self.difference is None else self.met(self.difference.after)
+        return self.after.met(self.measure.limit)
 
     @property
     def is_risky(self) -> bool:
@@ -63,16 +82,40 @@ class Judged:
         An objective that is kept even at the worse end of the interval is no risk.
         """
         found = self.difference
-        if found is None or self.word != "open":
+        if self.word != "open":
             return False
+        if self.after.lost > self.before.lost or found is None:
+            return self.after.lost >= self.before.lost
         worst = -found.low if self.measure.more_is_better else found.high
         scale = 1.0 if found.is_relative else max(abs(found.before), abs(found.after))
         end = found.before * (1 + found.high) if found.is_relative else found.before + found.high
-        return worst > TOLERANCE * scale and self.met(end) is not True
+        return worst > TOLERANCE * scale and not (
+            self.measure.limit is not None and end <= self.measure.limit
+        )
+
+    @property
+    def loss(self) -> str:
+        """`8.88 before, then no request is served`; empty where every replication served somebody."""
+        before, after = self.before, self.after
+        if not (before.lost or after.lost):
+            return ""
+        if after.is_gone and before.is_gone:
+            return "no request is served on either side"
+        if after.is_gone:
+            return (
+                f"{value_text(before.value, self.measure.unit)} before, then no request is served"
+            )
+        if before.is_gone:
+            return f"no request is served before, then {value_text(after.value, self.measure.unit)}"
+        return (
+            f"no request is served in {before.lost} of the runs before, and in {after.lost} after"
+        )
 
     def text(self) -> str:
         """`ONLINE TTFT p99 -38 % [-44, -31]`."""
         found, label = self.difference, self.measure.label
+        if self.loss:
+            return f"{label}: {self.loss}"
         if found is None:
             return f"{label} nothing to judge"
         if found.change == found.low == found.high == 0:
@@ -80,7 +123,7 @@ class Judged:
         return f"{label} {change_text(found, self.measure.unit)}"
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """For JSON. `lost` counts the replications in which requests came and none was served."""
         found = self.difference
         told: dict[str, Any] = {
             "figure": self.measure.name,
@@ -91,6 +134,11 @@ class Judged:
             "verdict": self.word,
             "met_before": self.met_before,
             "met": self.met_after,
+            "before": self.before.value,
+            "after": self.after.value,
+            "lost_before": self.before.lost,
+            "lost": self.after.lost,
+            "loss": self.loss,
         }
         if found is not None:
             told |= {
@@ -105,10 +153,23 @@ class Judged:
         return told
 
 
-def judge(measures: Sequence[Measure], differ: Differ, family: int) -> list[Judged]:
+def judge(
+    measures: Sequence[Measure],
+    differ: Differ,
+    family: int,
+    before: Sequence[Figures],
+    after: Sequence[Figures],
+) -> list[Judged]:
     """Every measure of one variant; `family` is how many figures are judged in the whole comparison."""
     level = 1 - ALPHA / max(1, family)
-    return [Judged(measure, differ(measure.name, level)) for measure in measures]
+    return [
+        Judged(m, differ(m.name, level), side_of(before, m.name), side_of(after, m.name))
+        for m in measures
+    ]
+
+
+UNBOUNDED = 100.0
+"""Above this share the end of an interval of a ratio is no bound worth telling."""
 
 
 def change_text(found: Difference, unit: str) -> str:
@@ -116,7 +177,9 @@ def change_text(found: Difference, unit: str) -> str:
     if found.is_relative:
         ends = [100 * x for x in (found.change, found.low, found.high)]
         change, low, high = (_signed(x, _digits(found)) for x in ends)
-        return f"{change} % [{low}, {high}]"
+        if found.high > UNBOUNDED and not found.is_found:
+            return f"cannot be told with {found.pairs} pairs"
+        return f"{change} % [{low}, {'no bound' if found.high > UNBOUNDED else high}]"
     if unit == "s":
         return f"{_duration(found.change)} [{_duration(found.low)}, {_duration(found.high)}]"
     if unit == "1":
@@ -198,9 +261,14 @@ def _names(found: Sequence[Judged]) -> str:
 
 def _hidden(found: Sequence[Judged], replications: str) -> str:
     """How large a difference the widest of open intervals leaves room for."""
+    lost = next((j for j in found if j.loss), None)
+    if lost is not None:
+        return f"{lost.measure.label}: {lost.loss}; more {replications} would tell"
     open_ones = [(j, j.difference) for j in found if j.difference is not None]
     widest, difference = max(open_ones, key=lambda pair: pair[1].could_hide)
     room = difference.could_hide
+    if difference.is_relative and room > UNBOUNDED:
+        return f"{widest.measure.label} cannot be told with {difference.pairs} pairs; more {replications} would tell"
     size = f"{100 * room:.0f} %" if difference.is_relative else f"{room:.3g} {widest.measure.unit}"
     return f"{widest.measure.label} could differ by up to {size}; more {replications} would tell"
 
@@ -214,20 +282,3 @@ def value_text(value: float | None, unit: str) -> str:
     if unit == "1":
         return f"{100 * value:.4g} %"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def limit_text(judged: Judged) -> str:
-    """The objective and whether it is kept on average: `<= 1 s met`; empty without one."""
-    bound = judged.measure.limit
-    if bound is None or judged.met_after is None:
-        return ""
-    return f"<= {limit(bound)} " + ("met" if judged.met_after else "MISSED")
-
-
-def means(rows: Sequence[Figures], names: Mapping[str, Any]) -> Figures:
-    """The mean of each figure over the replications that have it."""
-    found: Figures = {}
-    for name in names:
-        values = [row[name] for row in rows if row.get(name) is not None]
-        found[name] = sum(v for v in values if v is not None) / len(values) if values else None
-    return found
