@@ -19,7 +19,7 @@ from twin.whatif.axes import Axis, Range, check_keys, grid, overrides_of, text_o
 from twin.whatif.figures import Measure, measure
 from twin.whatif.runs import Backend, Interrupted, Load
 from twin.whatif.trial import Tried, front_of, try_all, values_of
-from twin.whatif.verdict import value_text
+from twin.whatif.verdict import over_text, value_text
 
 SEEDS = 2
 CONFIRM_SEEDS = 5
@@ -445,7 +445,7 @@ def _nearest(chosen: Tried, search: Search) -> str:
 
 def _broken(entry: Tried, search: Search) -> str:
     told = [
-        f"{m.label} {value_text(entry.figures.get(m.name), m.unit)} > {value_text(m.limit, m.unit)}"
+        over_text(m, entry.figures.get(m.name))
         for i, m in enumerate(search.constraints)
         if entry.excess[i] > 0
     ]

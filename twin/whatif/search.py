@@ -9,10 +9,10 @@ from twin.errors import InputError
 from twin.report.texts import plural
 from twin.scenario import Scenario, load_scenario, traffic_presets
 from twin.whatif.axes import Axis, check_keys, grid, override, overrides_of, text_of
-from twin.whatif.figures import Figures, Measure, excess, mean_figures, measure
+from twin.whatif.figures import Figures, Measure, excess, mean_figures, mean_of, measure
 from twin.whatif.runs import Backend, Task, run_all
 from twin.whatif.traffic_scale import scaled
-from twin.whatif.verdict import value_text
+from twin.whatif.verdict import over_text
 
 SEEDS = 3
 MOST_REPLICAS = 1024
@@ -73,15 +73,12 @@ def look(
         rows.append(run.figures)
     means = mean_figures(rows)
     values = tuple(means.get(m.name) for m in measures)
-    return Look(values, tuple(_broken(measures, means)), None, means)
+    return Look(values, broken_of(measures, rows), None, means)
 
 
-def _broken(measures: Sequence[Measure], means: Figures) -> list[str]:
-    return [
-        f"{m.label} {value_text(means.get(m.name), m.unit)} > {value_text(m.limit, m.unit)}"
-        for m in measures
-        if excess(means, m) > 0
-    ]
+def broken_of(measures: Sequence[Measure], rows: Sequence[Figures]) -> tuple[str, ...]:
+    """The objectives that are missed on average over replications, with value and limit."""
+    return tuple(over_text(m, mean_of(rows, m.name)) for m in measures if excess(rows, m) > 0)
 
 
 def fewest_gpus(

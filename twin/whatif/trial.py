@@ -154,5 +154,5 @@ def _tried(
     stopped: bool,
 ) -> Tried:
     means = mean_figures(rows)
-    over = tuple(excess(means, m) for m in search.constraints) if rows else ()
+    over = tuple(excess(rows, m) for m in search.constraints) if rows else ()
     return Tried(key, tuple(point), means, over, len(rows), stopped, error)

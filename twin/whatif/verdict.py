@@ -282,3 +282,10 @@ def value_text(value: float | None, unit: str) -> str:
     if unit == "1":
         return f"{100 * value:.4g} %"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def over_text(of: Measure, value: float | None) -> str:
+    """`ONLINE TTFT p99 1.4 s > 1 s` of an objective that is broken."""
+    if value is None:
+        return f"{of.label} (requests came and none is served)"
+    return f"{of.label} {value_text(value, of.unit)} > {value_text(of.limit, of.unit)}"
