@@ -38,6 +38,7 @@ COMPILED = (
     "twin/workload/trace.py",
     "twin/workload/formats/azure.py",
     "twin/workload/formats/hashed.py",
+    "twin/workload/formats/lines.py",
     "twin/workload/formats/values.py",
     "twin/metrics/engine_time.py",
     "twin/metrics/estimated_wait.py",

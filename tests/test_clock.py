@@ -6,10 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twin.clock import PS, ceil_ps, to_ps, to_seconds
+from twin.clock import EXACT_PS, PS, ceil_ps, quotient, times, to_ps, to_seconds
 
 
-@given(st.floats(0, 1e7, allow_nan=False))
+@given(st.integers(-(1 << 66), 1 << 66) | st.integers(-9, 9), st.integers(-(1 << 66), 1 << 66))
+def test_a_product_is_one_whatever_its_size(number, ps):
+    assert times(number, ps) == number * ps
+
+
+@given(st.integers(-3, 3), st.sampled_from([0, EXACT_PS, -EXACT_PS, 1 << 62]))
+def test_seconds_are_the_nearest_float_on_both_sides_of_each_bound(step, ps):
+    assert to_seconds(ps + step) == quotient(ps + step, PS)
+
+
+@given(st.floats(0, 1e7, allow_nan=False) | st.floats(8999.9999, 9000.0001))
 def test_ceil_ps_is_the_first_picosecond_that_the_policy_sees_as_reached(seconds):
     p = ceil_ps(seconds)
     assert to_seconds(p) >= seconds

@@ -1,8 +1,10 @@
 """Compiled or not, the twin gives the same bytes; and it can be compiled wherever there is a compiler."""
 
+import ast
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -141,6 +143,19 @@ def test_compiled_and_pure_give_the_same_bytes(compiled):
 
 def test_what_is_compiled_is_asked_of_python():
     assert is_compiled() is not importlib.util.find_spec("twin.clock").origin.endswith(".py")
+
+
+def test_frozen_values_that_are_compiled_say_how_they_are_copied():
+    found = []
+    for name in re.findall(r'"(twin/[a-z_/]+\.py)"', (ROOT / "setup.py").read_text("utf-8")):
+        for node in ast.walk(ast.parse((ROOT / name).read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef) and any(
+                "frozen=True" in ast.unparse(decorator) for decorator in node.decorator_list
+            ):
+                methods = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
+                found.append((name, node.name, "__reduce__" in methods))
+    assert len(found) > 15
+    assert not [one for one in found if not one[2]]
 
 
 @pytest.mark.parametrize("wish", ["", "1"])

@@ -1,6 +1,7 @@
 """Runs as a whole: what goes in comes out, exactly, always, and they end."""
 
 import dataclasses
+import gc
 import json
 import os
 import signal
@@ -344,3 +345,12 @@ def test_progress_is_told():
     assert [now for *_, now in seen] == sorted(now for *_, now in seen)
     assert {expected for _, expected, _ in seen} == {90}
     assert seen[-1][0] <= len(result.records)
+
+
+def test_garbage_is_looked_for_after_a_run_as_before_it():
+    often = gc.get_threshold()
+    seen = []
+    run(document(), progress=lambda *_: seen.append(gc.get_threshold()))
+    assert gc.get_threshold() == often
+    assert seen
+    assert all(during[0] > often[0] for during in seen)

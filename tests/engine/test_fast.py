@@ -124,6 +124,23 @@ def test_a_jump_knows_what_a_list_of_ends_would(runs, start, data):
     assert timeline.gaps(first, last).tolist() == gaps
 
 
+def test_a_jump_ends_before_64_bits_do():
+    """What no run can reach: steps are left out, or one of them cut."""
+    jump = Jump(86 * 10**17)
+    assert jump.add(1, 10**17, 0)
+    assert not jump.add(10**6, 10**14, 10**6)
+    assert 1 < jump.steps < 10**4
+    assert jump.end(1) < jump.end(jump.steps) < 1 << 63
+    steps = jump.steps
+    assert jump.add(1, 10**20, 0)
+    assert jump.steps == steps + 1
+    assert jump.end(steps) < jump.end(steps + 1) < 1 << 63
+    long = Jump(0)
+    assert long.add(10**6, 10**9, 3)
+    assert long.end(10**6) == 10**15 + 3 * (10**6 * (10**6 - 1) // 2)
+    assert long.find(long.end(777_777), 1) == 777_777
+
+
 @given(st.lists(runs, min_size=1, max_size=8), st.data())
 def test_a_timeline_forgets_what_nobody_asks_for(parts, data):
     timeline, ends, before = Timeline(7), [10**6], 7

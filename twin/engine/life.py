@@ -61,7 +61,7 @@ class Life:
         if self.last_token_ps:
             gaps = self.own_gaps()
             gaps.append(steps.timeline.end(steps.first) - self.last_token_ps)
-            gaps.extend(steps)
+            gaps.extend(steps.to_array())
         else:
             if self.first_token_ps is None:
                 self.first_token_ps = steps.timeline.end(steps.first)
@@ -70,9 +70,13 @@ class Life:
 
     def own_gaps(self) -> "array[int]":
         """The gaps between its tokens, to be added to."""
-        if not isinstance(self.itl_ps, array):
-            self.itl_ps = array("q", self.itl_ps)
-        return self.itl_ps
+        gaps = self.itl_ps
+        if isinstance(gaps, StepGaps):
+            gaps = gaps.to_array()
+        elif not isinstance(gaps, array):
+            gaps = array("q", gaps)
+        self.itl_ps = gaps
+        return gaps
 
     def starts(self, now_ps: int) -> None:
         """A step that computes for it begins after it had waited."""

@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Iterator, Sequence
 from struct import Struct
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Final, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +11,10 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from mypy_extensions import i64  # an int; compiled, one of 64 bits
 
-STRETCH = Struct("4q")
-SPARE = bytes(64 * STRETCH.size)
+WRITE = Struct("4q").pack_into
+STRETCH_BYTES: Final = 32  # four numbers
+SPARE: Final = 512
+"""Stretches that there is room for from the start, and again each time it is used up."""
 
 STRETCHES = 1 << 16
 """Stretches of steps that are written out together."""
@@ -24,7 +26,7 @@ class Timeline:
     Steps whose durations grow evenly are a few numbers, however many they are.
     """
 
-    __slots__ = ("_end", "_growth", "_next", "_number", "_stretches", "first", "last")
+    __slots__ = ("_end", "_growth", "_next", "_number", "_spare", "_stretches", "first", "last")
 
     def __init__(self, first: int = 0) -> None:
         self.first = first
@@ -33,7 +35,7 @@ class Timeline:
         """Number of the last step that is over."""
         # Of each stretch: number of its first step, when that began, how long it took, growth. Then spare ones.
         self._stretches = array("q")
-        self._number = 0
+        self._number = self._spare = 0
         # When the last step was over, and how long one like the last stretch would take after it.
         self._end: i64 = -1
         self._next: i64 = -1
@@ -42,17 +44,13 @@ class Timeline:
     def add(self, count: "i64", start_ps: "i64", first_ps: "i64", growth_ps: "i64") -> None:
         """So many more steps are over; the first began at `start_ps` and took `first_ps`, each next one more."""
         if growth_ps != self._growth or first_ps != self._next or start_ps != self._end:
-            if self._number == len(self._stretches) // 4:
-                self._stretches.frombytes(SPARE)
-            STRETCH.pack_into(
-                self._stretches,
-                STRETCH.size * self._number,
-                self.last + 1,
-                start_ps,
-                first_ps,
-                growth_ps,
-            )
+            if not self._spare:
+                self._stretches.frombytes(bytes(STRETCH_BYTES * SPARE))
+                self._spare = SPARE
+            at = STRETCH_BYTES * self._number
+            WRITE(self._stretches, at, self.last + 1, start_ps, first_ps, growth_ps)
             self._number += 1
+            self._spare -= 1
             self._growth = growth_ps
         self.last += count
         self._end = _end(start_ps, first_ps, growth_ps, count)

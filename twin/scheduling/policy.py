@@ -226,7 +226,9 @@ class Policy:
         if self._num_held:
             self._release(now)
         if self._ready.number and self._anybody_below(self._ready.first_rank()):
-            plan = Plan(plan.abort, self._plan_preemptions(host, plan.abort))
+            preempt = self._plan_preemptions(host, plan.abort)
+            if preempt:
+                plan = Plan(plan.abort, preempt)
         self._head_known = False
         if self._watching:
             self._note_waiting(now, host)

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 from datetime import date
 
 from twin.clock import PS
-from twin.workload.formats.files import Parse, read_csv, write_lines
+from twin.workload.formats.files import write_lines
+from twin.workload.formats.lines import Parse, read_csv
 from twin.workload.formats.rows import Format, Rows, TraceRow
 from twin.workload.formats.values import Clock, tokens
 

@@ -7,7 +7,8 @@ tenant. A row with 0 response tokens is a request that failed, which says nothin
 from collections.abc import Iterable, Iterator
 
 from twin.clock import PS
-from twin.workload.formats.files import Parse, read_csv, write_lines
+from twin.workload.formats.files import write_lines
+from twin.workload.formats.lines import Parse, read_csv
 from twin.workload.formats.names import csv_field
 from twin.workload.formats.rows import Format, MalformedError, Rows, TraceRow
 from twin.workload.formats.values import Clock, seconds_text, tokens

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 from twin.errors import InputError
 from twin.workload.formats import azure, burstgpt, hashed, own, parquet
-from twin.workload.formats.files import count_lines, first_bytes, json_object, lines, split
+from twin.workload.formats.files import count_lines, first_bytes
+from twin.workload.formats.lines import json_object, lines, split
 from twin.workload.formats.rows import Fault, Format, MalformedError, Rows, TraceRow
 
 FORMATS: dict[str, Format] = {

@@ -17,7 +17,8 @@ from itertools import count
 from typing import Any
 
 from twin.clock import PS
-from twin.workload.formats.files import Parse, present, read_jsonl, write_lines
+from twin.workload.formats.files import write_lines
+from twin.workload.formats.lines import Parse, present, read_jsonl
 from twin.workload.formats.names import name_or_none
 from twin.workload.formats.rows import Format, MalformedError, Rows, TraceRow
 from twin.workload.formats.values import MAX_CONTENT, Clock, content_id, seconds_text, shown, tokens

@@ -11,7 +11,8 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from twin.workload.formats.files import Parse, present, read_csv, read_jsonl, write_lines
+from twin.workload.formats.files import write_lines
+from twin.workload.formats.lines import Parse, present, read_csv, read_jsonl
 from twin.workload.formats.names import csv_field, name_or_none
 from twin.workload.formats.rows import HELD, Format, MalformedError, Rows, TraceRow
 from twin.workload.formats.values import (
