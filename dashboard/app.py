@@ -10,7 +10,8 @@ from dashboard import (
     page_waits,
     page_what_if,
 )
-from dashboard.state import base, jobs
+from dashboard.state import base, edited, jobs, restart_with
+from dashboard.theme import sentences
 
 st.set_page_config(page_title="vllm-twin: what if", layout="wide")
 jobs()
@@ -24,4 +25,11 @@ PAGES = {
     "upload": st.Page(page_upload.page, title="Upload", url_path="upload"),
 }
 st.session_state["pages"] = PAGES
-st.navigation(list(PAGES.values())).run()
+page = st.navigation(list(PAGES.values()))
+if st.session_state.get("page", page.title) != page.title and page is PAGES["what_if"]:
+    # Inputs that were not shown for a while have forgotten what was typed into them.
+    restart_with(edited())
+st.session_state["page"] = page.title
+if st.session_state.get("link_error"):
+    st.error(sentences(st.session_state["link_error"]))
+page.run()

@@ -1,11 +1,14 @@
 """Inputs for the keys of a scenario that people change most; everything else stays as the scenario says it."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import streamlit as st
 
+from dashboard.fields import AS_IT_IS, Fields
 from dashboard.state import uploads
+from dashboard.theme import plain
 from twin.cluster.routers import ROUTERS
 from twin.scenario import traffic_presets
 from twin.scenario_build import STOCK_POLICIES
@@ -13,351 +16,263 @@ from twin.scenario_yaml import plain_copy
 from twin.scheduling import PRESETS
 from twin.step_time.catalogue import GPUS, MODELS
 
-AS_IT_IS = "as in the scenario"
 POISSON, PRESET, TRACE = "random arrivals", "like a published trace", "an uploaded trace"
 DTYPES = ("bfloat16", "fp8", "int8", "int4")
-
-
-class Form:
-    """The inputs of one configuration, drawn from a document and written into a copy of it."""
-
-    def __init__(self, document: Mapping[str, Any], key: str) -> None:
-        self.document: dict[str, Any] = plain_copy(document)
-        self._key = key
-
-    def _name(self, key: str) -> str:
-        return f"{self._key}.{key}"
-
-    def _section(self, name: str) -> dict[str, Any]:
-        section = self.document.get(name)
-        if not isinstance(section, dict):
-            section = {}
-            self.document[name] = section
-        return section
-
-    def number(
-        self, section: str, key: str, label: str, least: int, most: int, usual: int, help_text: str
-    ) -> None:
-        """A whole number of a section."""
-        of = self._section(section)
-        value = of.get(key)
-        value = usual if not isinstance(value, int) or isinstance(value, bool) else value
-        shown = min(max(value, least), most)
-        of[key] = st.number_input(
-            label, least, most, shown, key=self._name(f"{section}.{key}"), help=help_text
-        )
-
-    def choice(
-        self, label: str, options: list[str], value: Any, key: str, help_text: str = ""
-    ) -> str:
-        """One of several names; a value that is none of them is offered as it is."""
-        if value not in options:
-            options = [AS_IT_IS, *options]
-        place = options.index(value) if value in options else 0
-        return str(st.selectbox(label, options, place, key=self._name(key), help=help_text or None))
-
-    def draw(self) -> dict[str, Any]:
-        """All inputs; the document that they say."""
-        first, second, third = st.columns(3)
-        with first:
-            st.markdown("**Traffic**")
-            self._traffic()
-        with second:
-            st.markdown("**Model and engine**")
-            self._engine()
-        with third:
-            st.markdown("**Cluster and objectives**")
-            self._cluster()
-        self._drop_objectives()
-        return self.document
-
-    def _drop_objectives(self) -> None:
-        """Objectives of tiers that no request has any more would be an error that nobody made."""
-        streams, objectives = self.document.get("traffic"), self.document.get("objectives")
-        if not isinstance(streams, list) or not isinstance(objectives, dict):
-            return
-        shares = [stream.get("tiers") if isinstance(stream, dict) else None for stream in streams]
-        if not all(shares):
-            return
-        known = {tier for share in shares for tier in share or ()}
-        for tier in [tier for tier in objectives if tier not in known]:
-            del objectives[tier]
-
-    # --- traffic --------------------------------------------------------------------------
-
-    def _traffic(self) -> None:
-        streams = self.document.get("traffic")
-        stream = streams[0] if isinstance(streams, list) and len(streams) == 1 else None
-        kinds = [AS_IT_IS, POISSON, PRESET, TRACE]
-        kind = st.selectbox(
-            "Requests come", kinds, kinds.index(_kind(stream)), key=self._name("traffic"),
-            help="Change the rest of the traffic in the YAML below.",
-        )  # fmt: skip
-        if kind == POISSON:
-            self.document["traffic"] = [self._poisson(stream if _kind(stream) == POISSON else {})]
-        elif kind == PRESET:
-            self.document["traffic"] = [self._preset(stream if _kind(stream) == PRESET else {})]
-        elif kind == TRACE:
-            self._trace(stream if _kind(stream) == TRACE else {})
-        run = self._section("run")
-        seed = run.get("seed", 1)
-        run["seed"] = st.number_input(
-            "Seed", 0, 2**31, seed if isinstance(seed, int) else 1, key=self._name("run.seed"),
-            help="The same seed gives the same requests.",
-        )  # fmt: skip
-
-    def _poisson(self, stream: Any) -> dict[str, Any]:
-        arrivals = stream.get("arrivals") or {}
-        rate = st.number_input(
-            "Requests per second",
-            0.01,
-            10_000.0,
-            float(arrivals.get("rate", 10.0)),
-            key=self._name("rate"),
-        )
-        many = st.number_input(
-            "Requests", 1, 200_000, stream.get("requests") or 2000, key=self._name("requests")
-        )
-        found = {
-            **stream,
-            "arrivals": {**arrivals, "process": "poisson", "rate": rate},
-            "requests": many,
+STREAM = ("traffic", 0)
+USUAL_SCALER: dict[str, Any] = {
+    "minReplicas": 1,
+    "maxReplicas": 6,
+    "metrics": [
+        {
+            "type": "Pods",
+            "pods": {
+                "metric": {"name": "vllm:num_requests_waiting"},
+                "target": {"type": "AverageValue", "averageValue": "5"},
+            },
         }
-        for key, label, usual in (
-            ("prompt_tokens", "Prompt tokens, from and to", [64, 2048]),
-            ("output_tokens", "Output tokens, from and to", [16, 400]),
-        ):
-            low, high = (stream.get(key) or {}).get("uniform", usual)
-            left, right = st.columns(2)
-            a = left.number_input(label, 1, 1_000_000, int(low), key=self._name(f"{key}.0"))
-            b = right.number_input(
-                "to", 1, 1_000_000, int(high), key=self._name(f"{key}.1"), label_visibility="hidden"
-            )
-            found[key] = {"uniform": [a, b]}
-        return {**found, **self._tiers(stream)}
+    ],
+}
+TARGET = ("metrics", 0, "pods", "target", "averageValue")
 
-    def _preset(self, stream: Any) -> dict[str, Any]:
-        names = list(traffic_presets())
-        name = self.choice("Trace", names, stream.get("preset", "azure-2023-conv"), "preset")
-        usual = float(stream.get("rate") or 10.0)
-        rate = st.number_input(
-            "Requests or conversations per second", 0.01, 10_000.0, usual, key=self._name("rate")
-        )
-        many = st.number_input(
-            "Requests", 1, 200_000, stream.get("requests") or 2000, key=self._name("requests")
-        )
-        return {**stream, "preset": name, "rate": rate, "requests": many, **self._tiers(stream)}
 
-    def _trace(self, stream: Any) -> None:
-        names = list(uploads())
-        if not names:
+def draw(document: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """All inputs; the document that they say. Untouched ones leave what it says, and what it does not say, as it is."""
+    fields = Fields(document, key)
+    first, second, third = st.columns(3)
+    with first:
+        st.markdown("**Traffic**")
+        _traffic(fields)
+    with second:
+        st.markdown("**Model and engine**")
+        _engine(fields)
+    with third:
+        st.markdown("**Cluster and objectives**")
+        _cluster(fields)
+        _objectives(fields)
+    return fields.document
+
+
+# --- traffic ------------------------------------------------------------------------------
+
+
+def _traffic(fields: Fields) -> None:
+    streams = fields.at("traffic")
+    stream = streams[0] if isinstance(streams, list) and len(streams) == 1 else None
+    kinds = [AS_IT_IS, POISSON, PRESET, TRACE]
+    own = _kind(stream)
+    kind = st.selectbox(
+        "Requests come", kinds, kinds.index(own), key=fields.name("kind"),
+        help="Change the rest of the traffic in the YAML below.",
+    )  # fmt: skip
+    if kind not in (own, AS_IT_IS):
+        started = _begun(kind, stream)
+        if started is None:
             st.info("Nothing is uploaded yet: the page Upload takes a trace.")
-            return
-        value = stream.get("trace")
-        name = self.choice("Trace", names, value if value in names else names[0], "trace")
-        speedup = st.number_input(
-            "Times as fast",
-            0.001,
-            10_000.0,
-            float(stream.get("speedup") or 1.0),
-            key=self._name("speedup"),
-        )
-        many = st.number_input(
-            "Requests at most",
-            1,
-            200_000,
-            stream.get("requests") or 5000,
-            key=self._name("requests"),
-        )
-        self.document["traffic"] = [
-            {**stream, "trace": name, "speedup": speedup, "requests": many, **self._tiers(stream)}
-        ]
-
-    def _tiers(self, stream: Any) -> dict[str, Any]:
-        """Shares of the three usual tiers; other tiers stay as they are."""
-        tiers = stream.get("tiers")
-        if stream.get("tier") or (tiers and not set(tiers) <= {"ONLINE", "BATCH", "OFFLINE"}):
-            return {}
-        shares = tiers or {"ONLINE": 1.0}
-        left, right = st.columns(2)
-        batch = left.slider(
-            "BATCH, %", 0, 100, round(100 * shares.get("BATCH", 0)), key=self._name("batch"),
-            help="Share of requests that may wait for seconds.",
-        )  # fmt: skip
-        offline = right.slider(
-            "OFFLINE, %", 0, 100, round(100 * shares.get("OFFLINE", 0)), key=self._name("offline"),
-            help="Share of requests that nobody waits for. The rest is ONLINE.",
-        )  # fmt: skip
-        offline = min(offline, 100 - batch)
-        found = {
-            "ONLINE": (100 - batch - offline) / 100,
-            "BATCH": batch / 100,
-            "OFFLINE": offline / 100,
-        }
-        return {"tiers": {name: share for name, share in found.items() if share}}
-
-    # --- engine ---------------------------------------------------------------------------
-
-    def _engine(self) -> None:
-        self.document["model"] = self._kept(
-            "model", self.choice("Model", list(MODELS), self.document.get("model"), "model")
-        )
-        hardware, engine = self._section("hardware"), self._section("engine")
-        hardware["gpu"] = self._chosen(hardware, "gpu", "GPU", list(GPUS))
-        left, right = st.columns(2)
-        with left:
-            self.number(
-                "hardware",
-                "tensor_parallel_size",
-                "GPUs a replica",
-                1,
-                64,
-                1,
-                "tensor_parallel_size",
-            )
-        with right:
-            hardware["dtype"] = self._chosen(hardware, "dtype", "Weights", list(DTYPES))
-        policies = [*PRESETS, *STOCK_POLICIES]
-        self.document["policy"] = self._kept(
-            "policy",
-            self.choice(
-                "Policy", policies, self.document.get("policy"), "policy",
-                "vllm-fcfs and vllm-priority are an unmodified vLLM.",
-            ),
-        )  # fmt: skip
-        left, right = st.columns(2)
-        with left:
-            self.number(
-                "engine", "max_num_seqs", "max_num_seqs", 1, 4096, 128, "Requests that run at once."
-            )
-        with right:
-            self.number(
-                "engine", "max_num_batched_tokens", "max_num_batched_tokens", 1, 1_000_000, 8192,
-                "Tokens that one step computes at most.",
-            )  # fmt: skip
-        engine["enable_prefix_caching"] = st.toggle(
-            "Prefix caching",
-            bool(engine.get("enable_prefix_caching", True)),
-            key=self._name("prefix"),
-        )
-
-    def _chosen(self, section: dict[str, Any], key: str, label: str, options: list[str]) -> Any:
-        value = section.get(key, options[0])
-        found = self.choice(label, options, value, f"{label}.{key}")
-        return value if found == AS_IT_IS else found
-
-    def _kept(self, key: str, found: str) -> Any:
-        return self.document.get(key) if found == AS_IT_IS else found
-
-    # --- cluster --------------------------------------------------------------------------
-
-    def _cluster(self) -> None:
-        cluster = self._section("cluster")
-        self.number(
-            "cluster",
-            "replicas",
-            "Replicas",
-            0 if "hpa" in cluster else 1,
-            64,
-            1,
-            "At the beginning.",
-        )
-        router = self.choice(
-            "Router", list(ROUTERS), cluster.get("router", "least_connections"), "router"
-        )
-        if router != AS_IT_IS:
-            cluster["router"] = router
-        self._autoscaler(cluster)
-        self._objectives()
-
-    def _autoscaler(self, cluster: dict[str, Any]) -> None:
-        hpa = cluster.get("hpa")
-        is_on = st.toggle(
-            "Autoscaler (HPA on waiting requests)", hpa is not None, key=self._name("hpa"),
-            help="An autoscaling/v2 HorizontalPodAutoscaler; the YAML below takes any other.",
-        )  # fmt: skip
-        if not is_on:
-            cluster.pop("hpa", None)
-            return
-        spec = hpa if isinstance(hpa, dict) else {}
-        columns = st.columns(3)
-        least = columns[0].number_input(
-            "least", 1, 64, spec.get("minReplicas") or 1, key=self._name("hpa.min")
-        )
-        most = columns[1].number_input(
-            "most", 1, 64, spec.get("maxReplicas") or 6, key=self._name("hpa.max")
-        )
-        found = {**spec, "minReplicas": least, "maxReplicas": most}
-        target = _target(spec)
-        if target is not None:
-            wanted = columns[2].number_input(
-                "waiting each", 1, 1000, target, key=self._name("hpa.target")
-            )
-            found["metrics"] = [
-                {
-                    "type": "Pods",
-                    "pods": {
-                        "metric": {"name": "vllm:num_requests_waiting"},
-                        "target": {"type": "AverageValue", "averageValue": str(wanted)},
-                    },
-                }
-            ]
-        cluster["hpa"] = found
-
-    def _objectives(self) -> None:
-        objectives = self._section("objectives")
-        st.markdown("**Objectives, seconds** (0 = none)")
-        for tier, name, most in (
-            ("ONLINE", "ttft_p99", 3600.0), ("ONLINE", "tpot_p99", 60.0), ("BATCH", "e2e_p99", 86_400.0),
-        ):  # fmt: skip
-            of = objectives.get(tier) if isinstance(objectives.get(tier), dict) else {}
-            value = float((of or {}).get(name, 0.0))
-            found = st.number_input(
-                f"{tier} {name.replace('_', ' ')}", 0.0, most, value, format="%.3f",
-                key=self._name(f"objectives.{tier}.{name}"),
-            )  # fmt: skip
-            limits = {**(of or {}), name: found}
-            if not found:
-                del limits[name]
-            if limits:
-                objectives[tier] = limits
-            else:
-                objectives.pop(tier, None)
+            kind = AS_IT_IS
+        else:
+            fields.put([started], "traffic")
+    if kind == POISSON:
+        fields.number("Requests per second", *STREAM, "arrivals", "rate", is_whole=False)
+        fields.number("Requests", *STREAM, "requests")
+        _lengths(fields, "Prompt tokens, from", "prompt_tokens")
+        _lengths(fields, "Output tokens, from", "output_tokens")
+    elif kind == PRESET:
+        fields.choice("Trace", list(traffic_presets()), *STREAM, "preset")
+        fields.number("Requests or conversations per second", *STREAM, "rate", is_whole=False)
+        fields.number("Requests", *STREAM, "requests")
+    elif kind == TRACE:
+        fields.choice("Trace", list(uploads()), *STREAM, "trace")
+        fields.number("Times as fast", *STREAM, "speedup", is_whole=False)
+        fields.number("Requests at most", *STREAM, "requests")
+    if kind != AS_IT_IS:
+        _tiers(fields)
+    fields.number("Seed", "run", "seed", help_text="The same seed gives the same requests.")
 
 
 def _kind(stream: Any) -> str:
-    """Which of the forms of traffic a stream has, if its values are such that the inputs can show them."""
+    """Which of the forms of traffic that have inputs a stream has."""
     if not isinstance(stream, dict):
         return AS_IT_IS
     if stream.get("trace") is not None:
-        return TRACE if stream["trace"] in uploads() else AS_IT_IS
+        return TRACE
     if stream.get("preset") is not None:
         return PRESET
     arrivals = stream.get("arrivals")
-    is_simple = (
-        isinstance(arrivals, dict)
-        and arrivals.get("process") == "poisson"
-        and isinstance(arrivals.get("rate"), int | float)
-        and stream.get("requests") is not None
-        and not any(stream.get(key) for key in ("sessions", "prefixes", "reuse", "lengths_from"))
-        and all(
-            isinstance(stream.get(key), dict) and "uniform" in stream[key]
-            for key in ("prompt_tokens", "output_tokens")
-        )
+    is_simple = isinstance(arrivals, dict) and arrivals.get("process") == "poisson"
+    others = ("sessions", "prefixes", "reuse", "lengths_from")
+    return POISSON if is_simple and not any(map(stream.get, others)) else AS_IT_IS
+
+
+def _begun(kind: str, before: Any) -> dict[str, Any] | None:
+    """A stream of another kind for the same tiers; None where nothing is uploaded that it could play."""
+    kept = before if isinstance(before, dict) else {}
+    asked = {key: kept[key] for key in ("tier", "tiers") if kept.get(key) is not None}
+    if kind == POISSON:
+        return {
+            "arrivals": {"process": "poisson", "rate": 10.0},
+            "prompt_tokens": {"uniform": [64, 2048]},
+            "output_tokens": {"uniform": [16, 400]},
+            "requests": 2000,
+            **asked,
+        }
+    if kind == PRESET:
+        return {"preset": "azure-2023-conv", "rate": 10.0, "requests": 2000, **asked}
+    if not uploads():
+        return None
+    return {"trace": next(iter(uploads())), "requests": 5000, **asked}
+
+
+def _lengths(fields: Fields, label: str, key: str) -> None:
+    pair = fields.at(*STREAM, key, "uniform")
+    if not isinstance(fields.at(*STREAM, key), dict) or not (
+        isinstance(pair, list) and len(pair) == 2
+    ):
+        fields.as_it_is(label, *STREAM, key)
+        return
+    left, right = st.columns(2)
+    with left:
+        fields.number(label, *STREAM, key, "uniform", 0)
+    with right:
+        fields.number("to", *STREAM, key, "uniform", 1)
+
+
+def _tiers(fields: Fields) -> None:
+    """Shares of the three usual tiers, in per cent of all; anything else stays as it is."""
+    tiers, label = fields.at(*STREAM, "tiers"), "Tiers"
+    if fields.at(*STREAM, "tier") is not None:
+        fields.as_it_is("Tier", *STREAM, "tier")
+        return
+    if tiers is not None and not _is_usual(tiers):
+        fields.as_it_is(label, *STREAM, "tiers")
+        return
+    whole = sum(tiers.values()) if tiers else 1.0
+    found, moved = {}, False
+    for column, tier, who in zip(
+        st.columns(2), ("BATCH", "OFFLINE"), ("may wait for seconds", "nobody waits for"), strict=True
+    ):  # fmt: skip
+        with column:
+            percent = round(100 * (tiers or {}).get(tier, 0.0) / whole, 9)
+            found[tier] = fields.ask_number(
+                f"{tier}, %", percent, False, (*STREAM, "share", tier),
+                f"Share of requests that {who}. The rest is ONLINE.", empty="0",
+            ) or 0.0  # fmt: skip
+            moved |= found[tier] != percent
+    if not moved:
+        return
+    for tier, most in (("BATCH", 100.0), ("OFFLINE", 100.0 - min(100.0, found["BATCH"]))):
+        if found[tier] > most:
+            st.warning(f"{tier} is taken as {most:g} %: no more is left of all requests.")
+            found[tier] = most
+    found["ONLINE"] = 100.0 - found["BATCH"] - found["OFFLINE"]
+    shares = {
+        tier: round(found[tier] / 100, 12) for tier in ("ONLINE", "BATCH", "OFFLINE") if found[tier]
+    }
+    fields.put(shares, *STREAM, "tiers")
+    for gone in [tier for tier in tiers or () if tier not in shares]:
+        if fields.at("objectives", gone) is not None:
+            st.info(plain(f"The objectives of {gone} are left out with its requests."))
+            fields.drop("objectives", gone)
+
+
+def _is_usual(tiers: Any) -> bool:
+    """Whether shares of the three tiers can be shown as inputs."""
+    return (
+        isinstance(tiers, dict)
+        and set(tiers) <= {"ONLINE", "BATCH", "OFFLINE"}
+        and all(type(share) in (int, float) and 0 <= share < math.inf for share in tiers.values())
+        and 0 < sum(tiers.values()) < math.inf
     )
-    return POISSON if is_simple else AS_IT_IS
 
 
-def _target(spec: Mapping[str, Any]) -> int | None:
-    """The target of an HPA that looks at waiting requests alone, 5 for a new one; None for any other."""
-    metrics = spec.get("metrics")
-    if metrics is None:
-        return 5
-    try:
-        (metric,) = metrics
-        pods = metric["pods"]
-        if pods["metric"] == {"name": "vllm:num_requests_waiting"}:
-            return max(1, min(1000, int(pods["target"]["averageValue"])))
-    except (KeyError, TypeError, ValueError):
-        pass
-    return None
+# --- engine -------------------------------------------------------------------------------
+
+
+def _engine(fields: Fields) -> None:
+    fields.choice("Model", list(MODELS), "model")
+    fields.choice("GPU", list(GPUS), "hardware", "gpu")
+    left, right = st.columns(2)
+    with left:
+        fields.number("GPUs a replica", "hardware", "tensor_parallel_size")
+    with right:
+        fields.choice("Weights", list(DTYPES), "hardware", "dtype")
+    fields.choice(
+        "Policy", [*PRESETS, *STOCK_POLICIES], "policy",
+        help_text="vllm-fcfs and vllm-priority are an unmodified vLLM.",
+    )  # fmt: skip
+    fields.number("max_num_seqs", "engine", "max_num_seqs", help_text="Requests that run at once.")
+    fields.number(
+        "max_num_batched_tokens", "engine", "max_num_batched_tokens",
+        help_text="Tokens that one step computes at most.",
+    )  # fmt: skip
+    fields.toggle("Prefix caching", True, "engine", "enable_prefix_caching")
+
+
+# --- cluster ------------------------------------------------------------------------------
+
+
+def _cluster(fields: Fields) -> None:
+    fields.number("Replicas", "cluster", "replicas", help_text="At the beginning.")
+    fields.choice("Router", list(ROUTERS), "cluster", "router")
+    cluster = fields.at("cluster")
+    if cluster is not None and not isinstance(cluster, dict):
+        return
+    written = fields.at("cluster", "hpa")
+    is_on = st.toggle(
+        "Autoscaler (HPA on waiting requests)", written is not None, key=fields.name("hpa"),
+        help="An autoscaling/v2 HorizontalPodAutoscaler; the YAML below takes any other.",
+    )  # fmt: skip
+    if not is_on:
+        if written is not None:
+            fields.drop("cluster", "hpa")
+        return
+    if written is None:
+        fields.put(plain_copy(USUAL_SCALER), "cluster", "hpa")
+    elif not isinstance(written, dict):
+        fields.as_it_is("Autoscaler", "cluster", "hpa")
+        return
+    columns = st.columns(3)
+    with columns[0]:
+        fields.number("least", "cluster", "hpa", "minReplicas")
+    with columns[1]:
+        fields.number("most", "cluster", "hpa", "maxReplicas")
+    target = _target(fields)
+    if target is None:
+        return
+    path = ("cluster", "hpa", *TARGET)
+    with columns[2]:
+        found = fields.ask_number("waiting each", target, True, path)
+    if found not in (None, target):
+        fields.put(str(found), *path)
+
+
+def _target(fields: Fields) -> int | None:
+    """The target of an HPA that looks at waiting requests alone and says it as a whole number; None for any other."""
+    metrics = fields.at("cluster", "hpa", "metrics")
+    metric = fields.at("cluster", "hpa", "metrics", 0, "pods", "metric")
+    value = fields.at("cluster", "hpa", *TARGET)
+    if not (isinstance(metrics, list) and len(metrics) == 1 and isinstance(value, str)):
+        return None
+    is_waiting = metric == {"name": "vllm:num_requests_waiting"}
+    return (
+        int(value)
+        if is_waiting and value.isascii() and value.isdigit() and len(value) < 10
+        else None
+    )
+
+
+def _objectives(fields: Fields) -> None:
+    st.markdown("**Objectives, seconds** (0 = none)")
+    for tier, name in (("ONLINE", "ttft_p99"), ("ONLINE", "tpot_p99"), ("BATCH", "e2e_p99")):
+        path = ("objectives", tier, name)
+        written = fields.at(*path)
+        found = fields.ask_number(
+            f"{tier} {name.replace('_', ' ')}", written, False, path, empty="none"
+        )
+        if found == written:
+            continue
+        if found:
+            fields.put(found, *path)
+            continue
+        fields.drop(*path)
+        if not fields.at("objectives", tier):
+            fields.drop("objectives", tier)

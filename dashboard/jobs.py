@@ -20,6 +20,9 @@ from dashboard.limits import Limits
 LEFT_S = 30.0
 """A job that nobody has looked at for so long is ended: its page was left."""
 
+ENDS_S = 5.0
+"""A process that answers no more has so long to end by itself."""
+
 
 @dataclass
 class Job:
@@ -211,11 +214,29 @@ class Worker:
             process.stdin.flush()
             return self._listen(process.stdout, job)
         except (OSError, ValueError):
+            job.error = job.error or self._why_it_ended(process)
             self._is_killed = True
-            job.error = (
-                job.error or "the run ended early: it needed more memory than a page may take"
-            )
             return "failed"
+
+    def _why_it_ended(self, process: "subprocess.Popen[str]") -> str:
+        """What became of a process that has stopped answering."""
+        if self._is_killed:
+            return "ended from outside, before there was a result"
+        try:
+            code = process.wait(ENDS_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return "the process that ran it stopped answering: an error of the dashboard"
+        most = f"{self._limits.memory_bytes >> 20:,} MiB"
+        if code < 0:
+            return (
+                f"the process that ran it was ended by signal {-code}, as systems do where memory runs out (a page may "
+                f"take {most}); a smaller run may fit"
+            )
+        return (
+            f"the process that ran it ended by itself (exit status {code}): an error of the dashboard, told in the log "
+            "of the server"
+        )
 
     @staticmethod
     def _listen(stdout: IO[str], job: Job) -> str:

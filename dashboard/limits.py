@@ -20,6 +20,12 @@ class Limits:
     """Of all replicas together."""
     run_s: float = 120.0
     """Wall time of one run, comparison or search."""
+    search_s: float = 45.0
+    """Wall time after which a search begins nothing new, so that what it found is still confirmed within run_s."""
+    values: int = 200
+    """Of one key that a search varies."""
+    changes_chars: int = 5_000
+    """Of the changes of a comparison, or what a search may vary."""
     memory_bytes: int = 4 * 2**30
     """Address space of the process that runs it."""
     waiting: int = 20

@@ -5,10 +5,12 @@ import binascii
 import json
 import zlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from dashboard.limits import Limits
-from twin.errors import InputError
+from dashboard.safety import Refused, check_shape
+from twin.scenario_faults import Origin
 
 KEY = "s"
 """The query parameter."""
@@ -21,19 +23,23 @@ def encode(document: Mapping[str, Any]) -> str:
 
 
 def decode(text: str, limits: Limits) -> dict[str, Any]:
-    """The document in a link. Raises InputError for anything else; nothing larger than the limit is unpacked."""
-    broken = InputError("this link holds no configuration, or only a part of one; ask for it again")
+    """The document in a link. Raises Refused for anything else, and for what cannot be shown.
+
+    Nothing larger than the limit is unpacked.
+    """
+    broken = Refused("this link holds no configuration, or only a part of one; ask for it again")
     try:
         packed = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
         unpacker = zlib.decompressobj()
         data = unpacker.decompress(packed, limits.yaml_bytes)
         if unpacker.unconsumed_tail:
-            raise InputError(
+            raise Refused(
                 f"this link holds more than {limits.yaml_bytes:,} bytes; a scenario is a small file"
             )
         document = json.loads(data)
     except (binascii.Error, ValueError, zlib.error, RecursionError) as error:
-        raise error if isinstance(error, InputError) else broken from None
+        raise error if isinstance(error, Refused) else broken from None
     if not isinstance(document, dict):
         raise broken
+    check_shape(document, Origin("link", Path(), {}, {}))
     return document

@@ -1,16 +1,20 @@
 """*What if*: a configuration, a click, and what would happen."""
 
-import streamlit as st
+from pathlib import Path
 
-from dashboard.forms import Form
-from dashboard.links import KEY, encode
+import streamlit as st
+import yaml
+
+from dashboard.forms import draw
+from dashboard.links import encode
 from dashboard.progress import watch
 from dashboard.results import show_result
-from dashboard.safety import admit, read_untrusted
-from dashboard.state import LIMITS, ask, base, restart_with, uploads
-from dashboard.theme import plain
+from dashboard.safety import look, read_untrusted
+from dashboard.state import LIMITS, ask, base, restart_with, set_address, uploads
+from dashboard.theme import sentences
 from twin.errors import InputError
-from twin.whatif.documents import to_yaml, trimmed
+from twin.scenario_faults import Origin
+from twin.whatif.documents import trimmed
 
 PLACE = "what_if"
 
@@ -20,17 +24,15 @@ def page() -> None:
     st.title("What if")
     st.markdown("Change something, run it, and see what it does to latency, throughput and cost.")
     document = base()
-    if "link_error" in st.session_state:
-        st.error(plain(st.session_state.pop("link_error")))
     with st.expander("Configuration", expanded=True):
-        document = Form(document, f"form{st.session_state['generation']}").draw()
+        document = draw(document, f"form{st.session_state['generation']}")
         st.session_state["edited"] = document
     _yaml(document)
     left, right = st.columns([1, 3], vertical_alignment="center")
     if left.button("Run", type="primary", key="run"):
         _run(document)
     ran = st.session_state.get("ran")
-    if ran is not None and trimmed(ran) != trimmed(document):
+    if ran is not None and ran != document:
         right.info("The inputs have changed: what is below is of the run before. Run shows theirs.")
     job = watch(PLACE)
     if job is not None:
@@ -43,15 +45,16 @@ def page() -> None:
 
 def _run(document: dict[str, object]) -> None:
     st.session_state["ran"] = document
+    st.session_state.pop("link_error", None)
     st.session_state.pop(PLACE, None)
     st.session_state.pop(f"{PLACE}_failed", None)
     try:
-        admit(document, uploads(), LIMITS)
+        look(document, uploads(), Origin("scenario", Path(), {}, {}))
     except InputError as error:
         st.session_state[f"{PLACE}_failed"] = str(error)
         return
     ask("run", PLACE, document=document)
-    st.query_params[KEY] = encode(trimmed(document))
+    set_address(encode(document))
 
 
 def _remember(key: str, result: dict[str, object]) -> None:
@@ -63,7 +66,10 @@ def _remember(key: str, result: dict[str, object]) -> None:
 
 def _yaml(document: dict[str, object]) -> None:
     with st.expander("YAML: the whole scenario, to read, to paste, to upload"):
-        st.code(to_yaml(document), language="yaml")
+        st.code(
+            yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=110),
+            language="yaml",
+        )
         text = st.text_area(
             "Paste a scenario here to begin from it",
             key=f"paste{st.session_state['generation']}",
@@ -75,10 +81,9 @@ def _yaml(document: dict[str, object]) -> None:
         if st.button("Begin from this scenario"):
             given = file.getvalue().decode("utf-8", "replace") if file is not None else text
             try:
-                found = read_untrusted(given, LIMITS)
-                admit(found, uploads(), LIMITS)
+                found = read_untrusted(given, uploads(), LIMITS)
             except InputError as error:
-                st.error(plain(str(error)))
+                st.error(sentences(str(error)))
                 return
             restart_with(found)
             st.rerun()
@@ -86,6 +91,5 @@ def _yaml(document: dict[str, object]) -> None:
 
 def open_in_what_if(document: dict[str, object]) -> None:
     """Let the page What if begin from a configuration found elsewhere, and go there."""
-    restart_with(document)
-    st.session_state.pop("edited", None)
+    restart_with(trimmed(document))
     st.switch_page(st.session_state["pages"]["what_if"])

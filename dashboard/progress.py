@@ -4,7 +4,7 @@ import streamlit as st
 
 from dashboard.jobs import Job
 from dashboard.state import asked, jobs, session
-from dashboard.theme import plain
+from dashboard.theme import sentences
 
 LOOK_S = 0.3
 
@@ -13,7 +13,7 @@ def watch(place: str) -> Job | None:
     """Show a job that runs, or why there is no result; the job if it is done."""
     refused = st.session_state.get(f"{place}_failed")
     if refused:
-        st.error(plain(refused))
+        st.error(sentences(refused))
         return None
     job = asked(place)
     if job is None:
@@ -24,7 +24,7 @@ def watch(place: str) -> Job | None:
         _running(place)
         return None
     if job.state == "failed":
-        st.error(plain(job.error))
+        st.error(sentences(job.error))
         return None
     if job.state == "cancelled":
         st.warning("Cancelled. There is no result.")

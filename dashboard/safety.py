@@ -11,63 +11,106 @@ from typing import Any
 from dashboard.limits import Limits
 from twin.errors import InputError
 from twin.scenario import Scenario
-from twin.scenario_yaml import parse, plain_copy
+from twin.scenario_faults import Origin, check
+from twin.scenario_schema import Document
+from twin.scenario_yaml import KeyPath, parse, plain_copy
 from twin.scheduling.orders import ORDERS
 from twin.step_time.catalogue import MODELS
 
 FILES = ("trace", "lengths_from")
 """Keys of a stream that name a file; here the name of an upload."""
 
-NEVER_FILES = ("history",)
-"""Keys that name a file on the command line and nothing here."""
+SECTIONS = ("traffic", "hpa", "keda", "history")
+"""Keys that hold data, or on the command line the name of a file with it."""
 
-SECTIONS = ("traffic", "hpa", "keda")
-"""Keys that hold a section, or on the command line the name of a file with one."""
+DEEPEST = 30
+"""Sections within sections; a scenario has a dozen."""
 
 
-def read_untrusted(text: str, limits: Limits) -> dict[str, Any]:
-    """The document in a YAML text. Raises InputError for one that is too long, or no scenario at all."""
+class Refused(InputError):
+    """A scenario that may be right, but not from a stranger."""
+
+
+def read_untrusted(
+    text: str, uploads: Mapping[str, str], limits: Limits, place: str = "scenario"
+) -> dict[str, Any]:
+    """The document in a YAML text, looked at as by `look`. Raises InputError for any other text."""
     if len(text.encode("utf-8", "replace")) > limits.yaml_bytes:
-        raise InputError(
+        raise Refused(
             f"the scenario has more than {limits.yaml_bytes:,} bytes; a scenario is a small file"
         )
-    document, _ = parse(text, "scenario")
+    document, lines = parse(text, place)
     if not isinstance(document, dict):
         raise InputError(
-            "scenario: no mapping; a scenario has keys such as model: and traffic: at its left edge"
+            f"{place}: no mapping; a scenario has keys such as model: and traffic: at its left edge"
         )
+    look(document, uploads, Origin(place, Path(), lines, {}))
     return document
 
 
+def look(document: Mapping[str, Any], uploads: Mapping[str, str], origin: Origin) -> None:
+    """Raises InputError, one line a fault, for a document that is refused, or that cannot be a scenario."""
+    check_shape(document, origin)
+    found = check(admit(document, uploads, origin))
+    if not isinstance(found, Document):
+        raise InputError("\n".join(origin.tell(*fault) for fault in found[:5]))
+
+
+def check_shape(value: Any, origin: Origin) -> None:
+    """Raises Refused for data nested without measure, and for text that cannot be shown."""
+    below: list[tuple[KeyPath, Any]] = [((), value)]
+    while below:
+        path, here = below.pop()
+        if len(path) > DEEPEST:
+            raise Refused(origin.tell(path[:3], f"is nested more than {DEEPEST} deep"))
+        if isinstance(here, Mapping):
+            for key, item in here.items():
+                _check_text(key, path, origin)
+                below.append(((*path, key), item))
+        elif isinstance(here, list):
+            below += [((*path, i), item) for i, item in enumerate(here)]
+        elif isinstance(here, str):
+            _check_text(here, path, origin)
+
+
+def _check_text(text: str, path: KeyPath, origin: Origin) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise Refused(origin.tell(path, f"{ascii(text)[:60]} is no text in Unicode")) from None
+
+
 def admit(
-    document: Mapping[str, Any], uploads: Mapping[str, str], limits: Limits
+    document: Mapping[str, Any], uploads: Mapping[str, str], origin: Origin | None = None
 ) -> dict[str, Any]:
     """The document with the names of uploads replaced by their paths.
 
-    Raises InputError for a file that was not uploaded in this session, for an order that is not built in, for a model
-    or a step-time profile by path, and for more than the limits allow.
+    Raises Refused for a file that was not uploaded in this session, for an order that is not built in, for a model
+    or a step-time profile by path, with the place as `origin` knows it.
     """
+    where = origin or Origin("scenario", Path(), {}, {})
+
+    def refuse(path: KeyPath, why: str) -> Refused:
+        return Refused(where.tell(path, why))
+
     copy: dict[str, Any] = plain_copy(document)
-    for path, key, value in _walk(copy):
-        place = ".".join((*path, key))
+    for path, value in _walk(copy):
+        key = path[-1]
         if key in SECTIONS and isinstance(value, str):
-            raise InputError(
-                f"{place}: {value!r} would be a file of the server; write its content here"
-            )
-        if key in NEVER_FILES and value is not None:
-            raise InputError(
-                f"{place}: {value!r} would be a file of the server; the page takes none"
+            raise refuse(
+                path, f"{value!r} would be a file of the server; write its content here instead"
             )
         if key == "order" and not (isinstance(value, str) and value in ORDERS):
-            raise InputError(
-                f"{place}: {value!r} is no built-in order; the page takes {', '.join(ORDERS)} and no code"
+            raise refuse(
+                path, f"{value!r} is no built-in order; the page takes {', '.join(ORDERS)}, no code"
             )
         if key == "step_time" and value is not None and value != "roofline":
-            raise InputError(
-                f"{place}: {value!r} would be a file of the server; leave it out for the built-in profile"
+            raise refuse(
+                path,
+                f"{value!r} would be a file of the server; leave it out for the built-in profile",
             )
     if "model" in copy and copy["model"] not in list(MODELS):
-        raise InputError(f"model: {copy['model']!r} is not in the catalogue: {', '.join(MODELS)}")
+        raise refuse(("model",), f"{copy['model']!r} is not in the catalogue: {', '.join(MODELS)}")
     traffic = copy.get("traffic")
     for i, stream in enumerate(traffic if isinstance(traffic, list) else ()):
         for key in FILES:
@@ -78,44 +121,44 @@ def admit(
                 known = (
                     f"uploaded are {', '.join(uploads)}" if uploads else "nothing is uploaded yet"
                 )
-                raise InputError(
-                    f"traffic.{i}.{key}: {name!r} is no trace uploaded in this session ({known}); the page Upload "
-                    "takes it"
+                raise refuse(
+                    ("traffic", i, key),
+                    f"{name!r} is no trace uploaded in this session ({known}); the page Upload takes it",
                 )
             stream[key] = uploads[name]
     return copy
 
 
-def _walk(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str, Any]]:
-    """Every (path, key, value) of nested mappings and lists."""
+def _walk(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Every value with a key in nested mappings and lists, and its path."""
     if isinstance(value, dict):
         for key, item in value.items():
-            yield path, str(key), item
+            yield (*path, str(key)), item
             yield from _walk(item, (*path, str(key)))
     elif isinstance(value, list):
         for i, item in enumerate(value):
-            yield from _walk(item, (*path, str(i)))
+            yield from _walk(item, (*path, i))
 
 
 def check_size(scenario: Scenario, uploads: Mapping[str, str], limits: Limits) -> None:
-    """Raises InputError for a loaded scenario that is too large for a page, or has read a file that it may not."""
+    """Raises Refused for a loaded scenario that is too large for a page, or has read a file that it may not."""
     # A model of the catalogue is looked for as a folder first.
     allowed = {*uploads.values(), *map(str, map(Path, MODELS))}
     strange = [file for file in scenario.files if str(file) not in allowed]
     if strange:
-        raise InputError("the scenario names a file of the server; the page takes uploads only")
+        raise Refused("the scenario names a file of the server; the page takes uploads only")
     known = [stream.requests for stream in scenario.traffic if stream.requests is not None]
     if sum(known) > limits.requests:
-        raise InputError(
+        raise Refused(
             f"traffic has {sum(known):,} requests; the page runs at most {limits.requests:,}, twin run any number"
         )
     fleet = scenario.cluster.fleet
     replicas = scenario.cluster.replicas if fleet is None else fleet.most_replicas
     if replicas > limits.replicas:
-        raise InputError(f"cluster: {replicas} replicas; the page runs at most {limits.replicas}")
+        raise Refused(f"cluster: {replicas} replicas; the page runs at most {limits.replicas}")
     blocks = replicas * scenario.engine.num_gpu_blocks
     if blocks > limits.kv_blocks:
-        raise InputError(
+        raise Refused(
             f"engine: {blocks:,} KV blocks in all replicas; the page runs at most {limits.kv_blocks:,}"
         )
 

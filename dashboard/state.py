@@ -12,7 +12,9 @@ import streamlit as st
 from dashboard.jobs import Job, Jobs
 from dashboard.limits import Limits
 from dashboard.links import KEY, decode
+from dashboard.safety import Refused, look
 from twin.errors import InputError
+from twin.scenario_faults import Origin
 from twin.scenario_yaml import plain_copy
 
 LIMITS = Limits()
@@ -89,23 +91,35 @@ def keep_upload(name: str, data: bytes) -> None:
 
 
 def base() -> dict[str, Any]:
-    """The configuration that the inputs begin from: of the link, or the default."""
-    if "base" not in st.session_state:
-        st.session_state["base"] = plain_copy(DEFAULT)
-        st.session_state["generation"] = 0
-        text = st.query_params.get(KEY)
-        if text:
-            try:
-                st.session_state["base"] = decode(text, LIMITS)
-            except InputError as error:
-                st.session_state["link_error"] = str(error)
+    """The configuration that the inputs begin from: of the link, or the default. A new address is a new link."""
+    text = st.query_params.get(KEY) or ""
+    if "base" not in st.session_state or text not in ("", st.session_state.get("address", "")):
+        problem = ""
+        try:
+            document = decode(text, LIMITS) if text else DEFAULT
+        except Refused as error:
+            document, problem = DEFAULT, str(error)
+        try:
+            look(document, uploads(), Origin("link", Path(), {}, {}))
+        except InputError as error:
+            # Not a scenario yet: what it has of one is in the inputs, and can be put right there.
+            problem = str(error)
+        restart_with(document)
+        st.session_state["address"], st.session_state["link_error"] = text, problem
     return cast(dict[str, Any], st.session_state["base"])
+
+
+def set_address(text: str) -> None:
+    """Let the address of the page lead to a configuration that the inputs show already."""
+    st.session_state["address"] = st.query_params[KEY] = text
 
 
 def restart_with(document: Mapping[str, Any]) -> None:
     """Let the inputs begin from another configuration."""
     st.session_state["base"] = plain_copy(document)
     st.session_state["generation"] = st.session_state.get("generation", 0) + 1
+    st.session_state.pop("edited", None)
+    st.session_state.pop("link_error", None)
 
 
 def edited() -> dict[str, Any]:

@@ -45,6 +45,11 @@ def plain(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]()#+!$~<>|:])", r"\\\1", text)
 
 
+def sentences(text: str) -> str:
+    """Faults, one a line, for Streamlit's Markdown."""
+    return "\n\n".join(map(plain, text.splitlines()))
+
+
 def show(figure: Any, how_to_read: str, key: str, height: int = 300, **options: Any) -> Any:
     """A chart with its title, its units and a sentence on how to read it; what was selected in it."""
     made = painted(figure)

@@ -10,49 +10,71 @@ import math
 import os
 import signal
 import sys
-import sysconfig
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
+from dashboard.guard import Guard, limit_memory
 from dashboard.limits import Limits
-from dashboard.safety import admit, check_size, named, with_names
+from dashboard.request_table import request_table
+from dashboard.safety import Refused, admit, check_shape, check_size, named, with_names
 from twin.errors import InputError
 from twin.report import charts
 from twin.report.json_summary import summarize
 from twin.report.scaling import replicas_figure, serving_at
 from twin.report.trace_check import render_check
 from twin.scenario import Scenario, load_scenario
+from twin.scenario_faults import Origin
+from twin.scenario_yaml import apply_override
 from twin.simulation import Result, simulate
 from twin.validation import compare_by, compare_requests, worst_first
-from twin.whatif.axes import parse_vary
+from twin.whatif.axes import Axis, Range, override, overrides_of, parse_vary
 from twin.whatif.compare import Variant, compare
 from twin.whatif.optimize import make_search, optimize
 from twin.whatif.pareto import front_figure
+from twin.whatif.runs import Backend
 from twin.whatif.waits import explore_waits
 from twin.workload.check import check_trace
 
 Tell = Callable[[int, int | None, str], None]
 
 
-def load(payload: Mapping[str, Any], limits: Limits, changes: list[str] | None = None) -> Scenario:
-    """The scenario of a job, checked as one from a stranger. Raises InputError."""
+def load(
+    payload: Mapping[str, Any],
+    limits: Limits,
+    changes: Sequence[str] = (),
+    seed: int | None = None,
+) -> Scenario:
+    """The scenario of a job with changes as `--set` takes them, checked as one from a stranger. Raises InputError."""
     uploads = payload["uploads"]
-    document = admit(payload["document"], uploads, limits)
+    origin = Origin("scenario", Path(), {}, {})
+    check_shape(payload["document"], origin)
+    document = admit(payload["document"], uploads)
+    for change in (*changes, *(() if seed is None else (f"run.seed={seed}",))):
+        if change.startswith("policy.") and isinstance(document.get("policy"), str):
+            document["policy"] = {"preset": document["policy"]}
+        apply_override(document, change)
     if changes:
-        from twin.scenario_yaml import apply_override
-
-        for change in changes:
-            if change.startswith("policy.") and isinstance(document.get("policy"), str):
-                document["policy"] = {"preset": document["policy"]}
-            apply_override(document, change)
-        document = admit(named(document, uploads), uploads, limits)
+        check_shape(document, origin)
+        document = admit(named(document, uploads), uploads)
     scenario = load_scenario(document)
     check_size(scenario, uploads, limits)
     return scenario
+
+
+def backend(payload: Mapping[str, Any], limits: Limits) -> Backend:
+    """Runs in this process, each scenario looked at as the job's own: changes may be together what none is alone."""
+    uploads = payload["uploads"]
+
+    def looked_at(
+        document: Mapping[str, Any], changes: Sequence[str], seed: int | None
+    ) -> Scenario:
+        own = {"document": named(document, uploads), "uploads": uploads}
+        return load(own, limits, changes, seed)
+
+    return Backend(1, load=looked_at)
 
 
 def run(payload: Mapping[str, Any], limits: Limits, tell: Tell) -> dict[str, Any]:
@@ -106,7 +128,10 @@ def compare_two(payload: Mapping[str, Any], limits: Limits, tell: Tell) -> dict[
         own = {**payload, "document": entry.get("document", payload["document"])}
         variants.append(Variant(entry["name"], load(own, limits, entry["changes"])))
     found = compare(
-        variants, payload["seeds"], progress=lambda n, of: tell(n, of, f"{n} of {of} runs")
+        variants,
+        payload["seeds"],
+        backend(payload, limits),
+        progress=lambda n, of: tell(n, of, f"{n} of {of} runs"),
     )
     return {
         "comparison": found,
@@ -116,21 +141,28 @@ def compare_two(payload: Mapping[str, Any], limits: Limits, tell: Tell) -> dict[
 
 
 def search(payload: Mapping[str, Any], limits: Limits, tell: Tell) -> dict[str, Any]:
-    """A Pareto front."""
+    """A Pareto front. Raises InputError, before anything runs, for a value that a scenario may not have here."""
     scenario = load(payload, limits)
     axes = [parse_vary(text) for text in payload["vary"]]
     for axis in axes:
-        # What a search tries must be as harmless as what it starts from.
-        for value in getattr(axis, "values", ()):
-            load(payload, limits, [f"{axis.key}={json.dumps(value)}"]) if axis.key.split(".")[0] not in (
-                "engine", "cluster", "hardware"
-            ) else None  # fmt: skip
-    made = make_search(scenario, axes, payload["goals"], payload["seeds"], payload["trials"])
-    found = optimize(made, told=lambda n, of, best: tell(n, of, f"{n} of {of} tried; {best}"))
+        for value in values_of(axis, limits):
+            try:
+                load(payload, limits, [override(axis.key, value)])
+            except Refused:
+                raise
+            except InputError:
+                pass  # It cannot run, at least not alone; the search tells that.
+    where = backend(payload, limits)
+    made = make_search(
+        scenario, axes, payload["goals"], payload["seeds"], payload["trials"],
+        limits.search_s, load=where.load,
+    )  # fmt: skip
+    found = optimize(
+        made, backend=where, told=lambda n, of, best: tell(n, of, f"{n} of {of} tried; {best}")
+    )
     documents = {
         entry["key"]: named(
-            load_scenario(scenario.to_dict(), entry["key"].split(" ; ")).to_dict(),
-            payload["uploads"],
+            load(payload, limits, overrides_of(axes, entry["point"])).to_dict(), payload["uploads"]
         )
         for entry in found["trials"]
         if entry["figures"]
@@ -139,8 +171,22 @@ def search(payload: Mapping[str, Any], limits: Limits, tell: Tell) -> dict[str, 
         "found": found,
         "figure": front_figure(made, found),
         "documents": documents,
+        "seeds": list(made.seeds),
         "version": product_version(),
     }
+
+
+def values_of(axis: Axis | Range, limits: Limits) -> tuple[Any, ...]:
+    """Every value of an axis, both ends of a range. Raises Refused for more than a page takes."""
+    if isinstance(axis, Range):
+        ends = (axis.low, axis.high)
+        return tuple(map(round, ends)) if axis.is_whole else ends
+    if len(axis.values) > limits.values:
+        raise Refused(
+            f"{axis.key}: has {len(axis.values):,} values; a page takes at most {limits.values} of a key, twin "
+            "optimize more"
+        )
+    return axis.values
 
 
 def waits(payload: Mapping[str, Any], limits: Limits, tell: Tell) -> dict[str, Any]:
@@ -151,6 +197,7 @@ def waits(payload: Mapping[str, Any], limits: Limits, tell: Tell) -> dict[str, A
         payload["tiers"],
         payload["waits"],
         payload["seeds"],
+        backend(payload, limits),
         progress=lambda n, of: tell(n, of, f"{n} of {of} runs"),
     )
     return {**found, "version": product_version()}
@@ -181,17 +228,8 @@ def origin(payload: Mapping[str, Any], limits: Limits, tell: Tell) -> dict[str, 
 
 def validate(payload: Mapping[str, Any], limits: Limits, tell: Tell) -> dict[str, Any]:
     """Two tables of requests beside each other: all of them, and tier by tier."""
-    tables = {}
-    for name, path in payload["uploads"].items():
-        try:
-            tables[name] = pd.read_parquet(path)
-        except (OSError, ValueError) as error:
-            raise InputError(
-                f"{name}: not readable as Parquet: {str(error).splitlines()[0]}"
-            ) from None
+    tables = {name: request_table(name, path) for name, path in payload["uploads"].items()}
     predicted, measured = tables["predicted.parquet"], tables["measured.parquet"]
-    if "arrival_s" not in measured or "arrival_s" not in predicted:
-        raise InputError("both files need the column arrival_s; they are no tables of requests")
     rows = compare_requests(predicted, measured, "all")
     if "tier" in predicted and "tier" in measured:
         rows = worst_first([*rows, *compare_by(predicted, measured, "tier")])
@@ -243,51 +281,22 @@ def main() -> None:
             _say(out, {"is": "failed", "error": "the run needed more memory than a page may take"})
         except PermissionError as error:
             _say(out, {"is": "failed", "error": str(error)})
+        except Exception as error:
+            # What nobody thought of: the whole of it for who runs the server, no more than its kind for who asked.
+            traceback.print_exc()
+            _say(
+                out,
+                {
+                    "is": "failed",
+                    "error": f"an error of the dashboard ({type(error).__name__}), told in full in the log of the "
+                    "server; what it was asked for is left undone",
+                },
+            )
 
 
 def _say(out: Any, told: Mapping[str, Any]) -> None:
     out.write(json.dumps(told, ensure_ascii=False) + "\n")
     out.flush()
-
-
-def limit_memory(memory_bytes: int) -> None:
-    """Where the system can, no more address space than this."""
-    try:
-        import resource
-    except ImportError:
-        return
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-
-
-class Guard:
-    """An audit hook that lets this process open what Python and this project consist of, and uploads. Nothing else."""
-
-    def __init__(self) -> None:
-        paths = sysconfig.get_paths()
-        self._places = tuple(
-            str(Path(place).resolve())
-            for place in (
-                sys.prefix, sys.base_prefix, paths["stdlib"], paths["purelib"], Path(__file__).parents[1] / "twin",
-                Path(__file__).parent, "/usr/share/zoneinfo", "/dev", "/proc", "/sys",
-                # Where an installation that is worked on has its version.
-                Path(__file__).parents[1] / "vllm_twin.egg-info",
-            )
-        )  # fmt: skip
-        self.uploads: frozenset[str] = frozenset()
-
-    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Raises PermissionError for any other file."""
-        if event != "open" or not isinstance(arguments[0], str | bytes):
-            return
-        name = os.fsdecode(arguments[0])
-        if name in self.uploads:
-            return
-        path = os.path.realpath(name)
-        if not any(path == place or path.startswith(place + os.sep) for place in self._places):
-            sys.stderr.write(f"refused to open {path}\n")
-            raise PermissionError(
-                "the scenario names a file of the server; the page takes uploads only"
-            )
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ def test_limits_end_what_takes_too_long_or_too_much():
 
 
 def test_memory_is_limited():
-    script = "from dashboard.work import limit_memory; limit_memory(1 << 30); bytearray(2 << 30)"
+    script = "from dashboard.guard import limit_memory; limit_memory(1 << 30); bytearray(2 << 30)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 1
     assert "MemoryError" in done.stderr

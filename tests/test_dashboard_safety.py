@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dashboard.__main__ import is_loopback
+from dashboard.guard import Guard
 from dashboard.limits import Limits
 from dashboard.links import decode, encode
 from dashboard.safety import admit, check_size, named, read_untrusted, with_names
 from dashboard.state import DEFAULT
-from dashboard.work import Guard, load
+from dashboard.work import load
 from tests.runs import azure_csv, document, stream
 from twin.errors import InputError
 from twin.scenario import load_scenario
@@ -103,7 +104,7 @@ def test_uploads_go_by_name_and_no_path_comes_back(tmp_path):
     assert named(scenario.to_dict(), uploads)["traffic"][0]["trace"] == "mine.csv"
     assert with_names(f"{trace}: line 3", uploads) == "mine.csv: line 3"
     with pytest.raises(InputError, match="no trace uploaded"):
-        admit(source, {}, LIMITS)
+        admit(source, {})
     with pytest.raises(InputError, match="file of the server"):
         check_size(scenario, {}, LIMITS)
 
@@ -122,7 +123,7 @@ def test_sizes_are_limited(source, message):
 
 
 def test_yaml_is_limited():
-    assert read_untrusted(json.dumps(DEFAULT), LIMITS) == DEFAULT
+    assert read_untrusted(json.dumps(DEFAULT), {}, LIMITS) == DEFAULT
     for text, message in (
         ("x" * 300_000, "more than 200,000 bytes"),
         ("- a\n- b", "no mapping"),
@@ -132,7 +133,7 @@ def test_yaml_is_limited():
          + "]\ne: &e [" + "*d," * 9 + "]\nf: [" + "*e," * 9 + "]", "values"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=message):
-            read_untrusted(text, LIMITS)
+            read_untrusted(text, {}, LIMITS)
 
 
 @settings(max_examples=40)
@@ -162,23 +163,56 @@ def test_a_link_that_unpacks_to_much_more_is_refused():
         decode(base64.urlsafe_b64encode(zlib.compress(b"[1]")).decode(), LIMITS)
 
 
+FORBIDDEN = (
+    "/proc/self/environ",
+    "/proc/self/status",
+    "/proc/1/cmdline",
+    "/sys/kernel/osrelease",
+    "/dev/stdin",
+    "/dev/zero",
+    "/dev/fd/0",
+    "/etc/passwd",
+    "/usr/share/dict/words",
+    "/usr/bin/env",
+    "README.md",
+    "examples/chat-8b.yaml",
+    "pyproject.toml",
+    "../work",
+)
+
+
 def test_a_worker_opens_nothing_else(tmp_path):
     """Even if a scenario got so far: the process itself refuses."""
     secret, upload = tmp_path / "secret.csv", tmp_path / "upload.csv"
+    link = tmp_path / "link.csv"
     for path in (secret, upload):
         path.write_text("x")
-    script = (
-        "import sys; from dashboard.work import Guard; guard = Guard(); guard.uploads = frozenset([sys.argv[1]]); "
-        "sys.addaudithook(guard); import decimal, json.tool; open(sys.argv[1]).read(); open(sys.argv[2]).read()"
-    )
+    link.symlink_to(secret)
+    script = """
+import os, sys
+from pathlib import Path
+from dashboard.guard import Guard
+guard = Guard()
+guard.uploads = frozenset([sys.argv[1]])
+sys.addaudithook(guard)
+import decimal, json.tool
+open(sys.argv[1]).read(), Path(sys.argv[1]).read_bytes(), os.urandom(3)
+open("/dev/null").close()
+for name in sys.argv[2:]:
+    for opened in (open, Path.read_bytes, lambda path: os.open(path, os.O_RDONLY)):
+        try:
+            opened(Path(name))
+        except PermissionError as error:
+            assert "the page takes uploads only" in str(error), error
+        else:
+            print(name)
+"""
+    names = [str(upload), str(secret), str(link), f"{ROOT}/twin/../README.md", *FORBIDDEN]
     done = subprocess.run(
-        [sys.executable, "-c", script, str(upload), str(secret)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
+        [sys.executable, "-c", script, *names], capture_output=True, text=True, cwd=ROOT
     )
-    assert done.returncode == 1
-    assert "PermissionError: the scenario names a file of the server" in done.stderr
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
     assert f"refused to open {os.path.realpath(secret)}" in done.stderr
     assert Guard()("import", ("os",)) is None
 
