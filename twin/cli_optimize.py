@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from twin.cli_jobs import JOBS_HELP, RAY_HELP, backend, needs_packages
-from twin.terminal import INTERRUPTED, complain, errors, progress_bar, wants_color, write
+from twin.terminal import INTERRUPTED, MISSED, complain, errors, progress_bar, wants_color, write
 
 Scenario = Annotated[
     Path, typer.Argument(metavar="SCENARIO", help="Scenario file (YAML).", show_default=False)
@@ -73,7 +73,10 @@ def optimize(
     ray: Ray = None,
     as_json: AsJson = False,
 ) -> None:
-    """Search many keys at once: the Pareto front, the point to take, and the objective that binds it."""
+    """Search many keys at once: the Pareto front, the point to take, and the objective that binds it.
+
+    Exit status 1 if nothing keeps every objective.
+    """
     with errors():
         needs_packages("twin optimize", "optuna", "joblib", "pyarrow", "plotly")
         from twin.scenario import load_scenario
@@ -85,7 +88,8 @@ def optimize(
 
         loaded = load_scenario(scenario, overrides or (), seed)
         axes = [parse_vary(text) for text in vary or ()]
-        search = make_search(loaded, axes, goals or (), seeds, trials, timeout)
+        basis = store.basis_of(loaded, axes)
+        search = make_search(loaded, axes, goals or (), seeds, trials, timeout, basis=basis)
         store.make_folder(out)
         url = storage or f"sqlite:///{out / 'study.db'}"
         with progress_bar() as update:
@@ -108,6 +112,9 @@ def optimize(
         if found["interrupted"]:
             complain("interrupted: this is of what was tried; the same command goes on")
             raise typer.Exit(INTERRUPTED)
+        store.check_basis(basis, loaded, axes)
+        if found["chosen"] is None:
+            raise typer.Exit(MISSED)
 
 
 def _chosen_yaml(loaded: Any, key: str) -> str:

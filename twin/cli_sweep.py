@@ -55,6 +55,7 @@ def sweep(
         needs_packages("twin sweep", "joblib", "pyarrow", "plotly")
         from twin.scenario import load_scenario
         from twin.whatif import store
+        from twin.whatif.asked import check_figures
         from twin.whatif.axes import parse_axis
         from twin.whatif.figures import measure
         from twin.whatif.page import render_page
@@ -67,7 +68,10 @@ def sweep(
         loaded = load_scenario(scenario, overrides or (), seed)
         if not loaded.run.records:
             complain("warning: run.records is false: whether a run is saturated is not told")
-        made = plan(loaded, [parse_axis(text) for text in vary or ()], seeds)
+        axes = [parse_axis(text) for text in vary or ()]
+        check_figures([figure], [loaded], any(axis.key.startswith("traffic") for axis in axes))
+        basis = store.basis_of(loaded, axes)
+        made = plan(loaded, axes, seeds, basis)
         interrupted = False
         with store.FileJournal(out, made) as journal:
             before = len(journal.rows())
@@ -95,6 +99,7 @@ def sweep(
                 f"interrupted: {len(rows)} of {made.size} runs are kept; the same command goes on"
             )
             raise typer.Exit(INTERRUPTED)
+        store.check_basis(basis, loaded, axes)
         if rows and all(row.figures is None for row in rows.values()):
             raise InputError(
                 f"no configuration could run; the first: {next(iter(rows.values())).error}"

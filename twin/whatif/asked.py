@@ -20,10 +20,19 @@ def tiers_of(scenario: Scenario) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(found))
 
 
-def check_figures(names: Iterable[str], scenarios: Sequence[Scenario]) -> None:
-    """Raises InputError for a figure that does not exist, or is of a tier or an objective that no scenario has."""
+def check_figures(
+    names: Iterable[str], scenarios: Sequence[Scenario], any_tier: bool = False
+) -> None:
+    """Raises InputError for a figure that does not exist, or is of a tier or an objective that no scenario has.
+
+    With `any_tier` tiers are not looked at, because the traffic itself is varied.
+    """
     by_scenario = [tiers_of(scenario) for scenario in scenarios]
-    known = None if None in by_scenario else {t for tiers in by_scenario for t in tiers or ()}
+    known = (
+        None
+        if any_tier or None in by_scenario
+        else {t for tiers in by_scenario for t in tiers or ()}
+    )
     for name in names:
         measure(name)
         tier, dot, rest = name.removeprefix("met.").rpartition(".")

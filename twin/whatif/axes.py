@@ -124,7 +124,12 @@ def parse_vary(text: str) -> Axis | Range:
     parts = written.split(":")
     if len(parts) in (2, 3) and "," not in written and _is_number(parts[0]):
         return _span(key, parts, place)
-    return _axis(key, [parse(part.strip(), place)[0] for part in written.split(",")], place)
+    items = [part.strip() for part in written.split(",")]
+    if "" in items:
+        raise InputError(
+            f"{place}: a value is empty; leave out the comma, or write null for the default"
+        )
+    return _axis(key, [parse(item, place)[0] for item in items], place)
 
 
 def _axis(key: str, values: Sequence[Any], place: str) -> Axis:

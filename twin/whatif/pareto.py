@@ -20,16 +20,23 @@ def front_figure(search: Search, found: Mapping[str, Any]) -> Figure:
     x, y = axes_of(search)
     chosen = found["chosen"]
     front = {entry["key"] for entry in found["front"]}
+    fell = {entry["key"] for entry in found["confirmed"] if not entry["is_good"]}
     ran = [entry for entry in found["trials"] if entry["figures"]]
     groups: list[tuple[str, list[Mapping[str, Any]], str, str]] = [
         ("breaks an objective", [e for e in ran if not e["is_good"]], "var(--wasted)", "x"),
         (
             "keeps all objectives",
-            [e for e in ran if e["is_good"] and e["key"] not in front],
+            [e for e in ran if e["is_good"] and e["key"] not in front | fell],
             "var(--tier0)",
             "circle",
         ),
-        ("front", [e for e in ran if e["key"] in front], "var(--good)", "diamond"),
+        (
+            "kept them in the search, not under fresh seeds",
+            [e for e in ran if e["key"] in fell],
+            "var(--wasted)",
+            "diamond-open",
+        ),
+        ("front", [e for e in ran if e["key"] in front - fell], "var(--good)", "diamond"),
     ]
     traces = [
         _marks(name, entries, x, y, color, symbol)
@@ -43,7 +50,17 @@ def front_figure(search: Search, found: Mapping[str, Any]) -> Figure:
         mark["marker"]["size"] = 16
         traces.append(mark)
     xs, ys = x.label + unit_text(x), y.label + unit_text(y)
-    return figure_of(f"{y.label} against {x.label}", traces, xs, ys)
+    figure = figure_of(f"{y.label} against {x.label}", traces, xs, ys)
+    for axis, m in (("xaxis", x), ("yaxis", y)):
+        values = [v for entry in ran if (v := entry["figures"].get(m.name)) is not None]
+        if values and min(values) > 0 and max(values) > WIDE * min(values):
+            figure["layout"][axis]["type"] = "log"
+            figure["layout"][axis].pop("rangemode", None)
+    return figure
+
+
+WIDE = 30
+"""So many times the least value on an axis need a logarithmic scale, or a hopeless trial hides the others."""
 
 
 def axes_of(search: Search) -> tuple[Measure, Measure]:
@@ -79,7 +96,8 @@ def render_front_page(search: Search, found: Mapping[str, Any]) -> str:
         section(
             figure["title"],
             "<p>Each mark is a configuration, the mean over its seeds. A diamond is on the front: no other that keeps "
-            "all objectives is better in every goal. The star is the one to take.</p>"
+            "all objectives is better in every goal. The star is the one to take. An open diamond kept its "
+            "objectives in the search, but not when it was run again under other seeds.</p>"
             + chart("front", figure),
         ),
         section("The front, run again under other seeds", _page_table(search, found)),
@@ -103,7 +121,9 @@ def _page_table(search: Search, found: Mapping[str, Any]) -> str:
             if m.limit is not None and value is not None:
                 text = f'<span class="{"met" if value <= m.limit else "missed"}">{text}</span>'
             cells.append(text)
-        rows.append([*cells, "take" if taken else ""])
+        rows.append(
+            [*cells, "take" if taken else "" if entry["is_good"] else "breaks an objective"]
+        )
     return table_html(["Configuration", *(m.label for m in measures), ""], rows)
 
 
@@ -126,7 +146,8 @@ def render_front(search: Search, found: Mapping[str, Any], color: bool = False) 
     for entry in found["confirmed"]:
         taken = found["chosen"] is not None and entry["key"] == found["chosen"]["key"]
         cells = [value_text(entry["figures"].get(m.name), m.unit) for m in measures]
-        made.add_row(entry["key"].replace(" ; ", "\n"), *cells, "take" if taken else "")
+        word = "take" if taken else "" if entry["is_good"] else "breaks an objective"
+        made.add_row(entry["key"].replace(" ; ", "\n"), *cells, word)
     if found["confirmed"]:
         parts.append(made)
     parts.append(paragraph(found["text"], "bold"))

@@ -1,10 +1,14 @@
 """Many runs at once: on the cores of this machine with joblib, or on a Ray cluster."""
 
 import logging
+import signal
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 from twin.errors import InputError
@@ -69,6 +73,43 @@ class Interrupted(Exception):
     """Ctrl-C ended a series of runs; what was made before has been handed out."""
 
 
+@contextmanager
+def ctrl_c() -> Iterator[list[bool]]:
+    """A list that is no longer empty once Ctrl-C was pressed, which raises KeyboardInterrupt as well.
+
+    An exception that comes at the wrong moment can get lost in a library; the list is looked at between two steps.
+    Outside the main thread, and where somebody else minds the signal, it stays empty.
+    """
+    pressed: list[bool] = []
+
+    def press(number: int, frame: FrameType | None) -> None:
+        pressed.append(True)
+        raise KeyboardInterrupt
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield pressed
+        return
+    signal.signal(signal.SIGINT, press)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def deaf_children() -> Iterator[None]:
+    """Processes and threads that are started in here do not hear Ctrl-C, which is this process's to mind."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 @dataclass(frozen=True, slots=True)
 class Backend:
     """Where runs are made."""
@@ -116,7 +157,9 @@ def run_all(tasks: Sequence[Task], backend: Backend) -> Iterator[Run]:
         )
     is_done = False
     try:
-        yield from _until_interrupted(parallel(delayed(run_task)(task) for task in tasks))
+        with deaf_children():
+            runs = parallel(delayed(run_task)(task) for task in tasks)
+        yield from _until_interrupted(runs)
         is_done = True
     except KeyboardInterrupt:
         raise Interrupted from None

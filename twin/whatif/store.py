@@ -1,8 +1,9 @@
 """The files of comparisons and sweeps: a journal that outlives kill -9, one Parquet, the page, measured runs."""
 
+import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -10,10 +11,77 @@ from typing import Any, TextIO
 import numpy as np
 
 from twin.errors import InputError
+from twin.scenario import Scenario, load_scenario
+from twin.whatif.axes import Axis, Range
 from twin.whatif.optimize import Search
 from twin.whatif.sweep import Plan, Row, table_of
 
 JOURNAL, PLAN, TABLE, PAGE = "runs.jsonl", "sweep.json", "sweep.parquet", "sweep.html"
+
+
+def basis_of(scenario: Scenario, axes: Sequence[Axis | Range]) -> dict[str, str]:
+    """What the figures of a scenario and its variations rest on besides what is written in them.
+
+    The contents of the files that they name (traces, profiles, models; those named by values of a key, too) by their
+    hashes, and the sources and tables of the twin itself. Raises InputError for a file that cannot be read.
+    """
+    values = [value for axis in axes if isinstance(axis, Axis) for value in axis.values]
+    named = [Path(os.path.expanduser(text)) for value in values for text in _texts(value)]
+    named += [path / "config.json" for path in named]
+    own = Path(__file__).parents[1]
+    found = {"twin": _digest(sorted([*own.rglob("*.py"), *own.rglob("*.json")]))}
+    # Its own file may change in its comments; what it says is in the plan.
+    kept = load_scenario(scenario.to_dict()).files
+    for path in sorted({*kept, *named}):
+        try:
+            is_file = path.is_file()
+        except (OSError, ValueError):
+            continue
+        if is_file:
+            found[str(path)] = _digest([path])
+    return found
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a value that could name a file."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
+
+
+def _digest(paths: Sequence[Path]) -> str:
+    told = hashlib.sha256()
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                told.update(hashlib.file_digest(file, "sha256").digest())
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    return told.hexdigest()[:16]
+
+
+def check_basis(
+    before: Mapping[str, str], scenario: Scenario, axes: Sequence[Axis | Range]
+) -> None:
+    """Raises InputError if a file was changed while runs read it, so that their rows are of two things."""
+    changed = _changed(before, basis_of(scenario, axes))
+    if changed:
+        raise InputError(
+            f"{changed} changed while this ran, so that some rows are of what it was before; run it again in another "
+            "folder"
+        )
+
+
+def _changed(before: Any, now: Mapping[str, str]) -> str:
+    """What of a basis is not as it was."""
+    known: Mapping[str, str] = before if isinstance(before, Mapping) else {}
+    names = [name for name in {**known, **now} if known.get(name) != now.get(name)]
+    return ", ".join("the twin" if name == "twin" else name for name in names)
 
 
 class FileJournal:
@@ -48,9 +116,9 @@ class FileJournal:
                     "or repeat the command that began it to go on"
                 )
         else:
-            if any(self._folder.iterdir()):
-                raise InputError(f"--out {self._folder}: the folder is not empty; name another")
             part = self._folder / f".{PLAN}.part"
+            if any(path != part for path in self._folder.iterdir()):
+                raise InputError(f"--out {self._folder}: the folder is not empty; name another")
             part.write_text(json.dumps(mark, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
             part.replace(known)
         self._file = journal.open("a+", encoding="utf-8")
@@ -79,7 +147,7 @@ class FileJournal:
         for number, line in enumerate(data[:whole].splitlines(), 1):
             try:
                 found = json.loads(line)
-                row = Row(found["number"], found["figures"], found["error"])
+                row = _row(found, self._plan.size)
             except (ValueError, KeyError, TypeError):
                 raise InputError(
                     f"{journal} line {number}: is no row of a sweep; delete that line to run it again"
@@ -101,8 +169,28 @@ class FileJournal:
         self._rows[row.number] = row
 
     def __exit__(self, *exception: object) -> None:
-        if self._file is not None:
+        if self._file is None:
+            return
+        try:
             self._file.close()
+        except OSError as error:
+            # What could not be written before cannot be written now; that was told.
+            if exception[0] is None:
+                raise InputError(f"--out {self._folder}: {error.strerror or error}") from None
+
+
+def _row(found: Any, size: int) -> Row:
+    """A line of the journal. Raises ValueError, KeyError or TypeError for one that a sweep does not write."""
+    number, figures, error = found["number"], found["figures"], found["error"]
+    if type(number) is not int or not 0 <= number < size:
+        raise ValueError("number")
+    if not isinstance(error, str | None) or (figures is None) == (error is None):
+        raise ValueError("error")
+    if figures is not None:
+        numbers = [value for value in dict(figures).values() if value is not None]
+        if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in numbers):
+            raise ValueError("figures")
+    return Row(number, figures, error)
 
 
 def _json(path: Path) -> Any:
@@ -120,6 +208,11 @@ def _difference(before: Any, now: Mapping[str, Any]) -> str:
         return "its sweep.json is of something else"
     names = {"axes": "other values", "seeds": "other seeds", "scenario": "another scenario"}
     found = [words for key, words in names.items() if before.get(key) != now[key]]
+    changed = _changed(before.get("basis"), now["basis"])
+    if changed:
+        found.append(
+            f"other contents of {changed}".replace("contents of the twin", "version of the twin")
+        )
     return ", ".join(found) or "of another version"
 
 

@@ -3,14 +3,15 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from twin.errors import InputError
 from twin.scenario import Scenario, load_scenario
+from twin.whatif.asked import check_varied
 from twin.whatif.axes import Axis, check_keys, grid, overrides_of
-from twin.whatif.figures import Figures, is_saturated
-from twin.whatif.runs import Backend, Run, Task, run_all
+from twin.whatif.figures import Figures, is_saturated, mean_of
+from twin.whatif.runs import Backend, Interrupted, Run, Task, ctrl_c, run_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class Plan:
     axes: tuple[Axis, ...]
     points: tuple[tuple[Any, ...], ...]
     seeds: tuple[int, ...]
+    basis: Mapping[str, str] = field(default_factory=dict)
+    """What the figures rest on besides: contents of files, version of the twin."""
 
     @property
     def size(self) -> int:
@@ -39,6 +42,7 @@ class Plan:
             "scenario": self.scenario.to_dict(),
             "axes": [{"key": axis.key, "values": list(axis.values)} for axis in self.axes],
             "seeds": list(self.seeds),
+            "basis": dict(self.basis),
         }
 
     def mark(self) -> str:
@@ -47,7 +51,9 @@ class Plan:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def plan(scenario: Scenario, axes: Sequence[Axis], seeds: int) -> Plan:
+def plan(
+    scenario: Scenario, axes: Sequence[Axis], seeds: int, basis: Mapping[str, str] | None = None
+) -> Plan:
     """Every combination under the seeds from run.seed upwards.
 
     Every point is loaded once, so that a key that does not exist is told at once; points that cannot run are not an
@@ -56,6 +62,7 @@ def plan(scenario: Scenario, axes: Sequence[Axis], seeds: int) -> Plan:
     if not axes:
         raise InputError("--vary is missing: say which key takes which values")
     check_keys(axes)
+    check_varied(axis.key for axis in axes)
     points = grid(axes)
     document, problem = scenario.to_dict(), ""
     for axis in axes:
@@ -70,7 +77,8 @@ def plan(scenario: Scenario, axes: Sequence[Axis], seeds: int) -> Plan:
             if not any(_runs(document, axes, point) for point in points):
                 raise InputError(f"--vary {axis.key}: none of its values can run. {problem}")
     first = scenario.run.seed
-    return Plan(scenario, tuple(axes), tuple(points), tuple(first + k for k in range(seeds)))
+    seeded = tuple(first + k for k in range(seeds))
+    return Plan(scenario, tuple(axes), tuple(points), seeded, basis or {})
 
 
 def _runs(document: Mapping[str, Any], axes: Sequence[Axis], point: Sequence[Any]) -> bool:
@@ -112,16 +120,24 @@ def sweep(plan: Plan, journal: Journal, backend: Backend, told: Told | None = No
     there = set(journal.rows())
     left = [plan.task(number) for number in range(plan.size) if number not in there]
     done, wall_s, simulated_s = len(there), 0.0, 0.0
-    for made, run in enumerate(_pilot_first(left, backend), 1):
-        journal.add(Row(run.number, run.figures, run.error))
-        wall_s += run.wall_s
-        simulated_s += run.simulated_s
-        if told is not None:
-            at_once = 1 if made == 1 and backend.ray is None else min(backend.jobs, len(left))
-            remaining = (len(left) - made) * wall_s / made / max(1, min(backend.jobs, len(left)))
-            told(
-                done + made, plan.size, remaining, at_once * simulated_s / wall_s if wall_s else 0.0
-            )
+    with ctrl_c() as pressed:
+        for made, run in enumerate(_pilot_first(left, backend), 1):
+            journal.add(Row(run.number, run.figures, run.error))
+            wall_s += run.wall_s
+            simulated_s += run.simulated_s
+            if told is not None:
+                at_once = 1 if made == 1 and backend.ray is None else min(backend.jobs, len(left))
+                remaining = (
+                    (len(left) - made) * wall_s / made / max(1, min(backend.jobs, len(left)))
+                )
+                told(
+                    done + made,
+                    plan.size,
+                    remaining,
+                    at_once * simulated_s / wall_s if wall_s else 0.0,
+                )
+            if pressed:
+                raise Interrupted
 
 
 def _pilot_first(tasks: Sequence[Task], backend: Backend) -> Iterator[Run]:
@@ -160,9 +176,8 @@ class Point:
     """Why it could not run."""
 
     def mean(self, name: str) -> float | None:
-        """Of a figure over the seeds that have it."""
-        known = [value for row in self.rows if (value := row.get(name)) is not None]
-        return sum(known) / len(known) if known else None
+        """Of a figure over its seeds; None also where one of them served nobody."""
+        return mean_of(self.rows, name)
 
     def span(self, name: str) -> tuple[float, float] | None:
         """Least and most of a figure over the seeds."""
