@@ -28,6 +28,8 @@ class Guard:
             # Where an installation that is worked on has its version.
             project / "vllm_twin.egg-info",
         ]
+        # Python asks for its own modules in an archive first, there or not.
+        self._own = frozenset({*NEEDED, *(entry for entry in sys.path if entry.endswith(".zip"))})
         self._places = tuple(str(Path(place).resolve()) + os.sep for place in places)
         self.uploads: frozenset[str] = frozenset()
 
@@ -36,7 +38,7 @@ class Guard:
         if event != "open" or isinstance(arguments[0], int):
             return
         name = os.fsdecode(arguments[0])
-        if name in self.uploads or name in NEEDED:
+        if name in self.uploads or name in self._own:
             return
         path = os.path.realpath(name)
         if not path.startswith(self._places):

@@ -20,6 +20,9 @@ from dashboard.limits import Limits
 LEFT_S = 30.0
 """A job that nobody has looked at for so long is ended: its page was left."""
 
+AWAY_S = 3.0
+"""Whoever has not looked for so long has no say where another cancels; a page looks several times a second."""
+
 ENDS_S = 5.0
 """A process that answers no more has so long to end by itself."""
 
@@ -43,6 +46,8 @@ class Job:
     """What it took."""
     watchers: dict[str, float] = field(default_factory=dict)
     """Session -> when it last looked."""
+    is_unwanted: bool = False
+    """Whether somebody has cancelled it."""
 
     @property
     def is_over(self) -> bool:
@@ -102,8 +107,8 @@ class Jobs:
             job = self._jobs.get(key)
             if job is not None and not job.is_over:
                 job.watchers.pop(session, None)
-                if not job.watchers:
-                    self._end(job)
+                job.is_unwanted = True
+                self._end_if_left(job)
 
     def close(self) -> None:
         """End every process."""
@@ -164,11 +169,16 @@ class Jobs:
         """End what nobody looks at any more."""
         while self._is_open:
             time.sleep(1)
-            now = time.monotonic()
             with self._changed:
                 for job in list(self._jobs.values()):
-                    if not job.is_over and all(now - at > LEFT_S for at in job.watchers.values()):
-                        self._end(job)
+                    if not job.is_over:
+                        self._end_if_left(job)
+
+    def _end_if_left(self, job: Job) -> None:
+        """With the lock held: end it if nobody looks at it any more."""
+        now, patience = time.monotonic(), AWAY_S if job.is_unwanted else LEFT_S
+        if all(now - at > patience for at in job.watchers.values()):
+            self._end(job)
 
 
 class Worker:

@@ -13,6 +13,8 @@ class Limits:
     """Of an uploaded trace."""
     uploads: int = 10
     """Traces of one session."""
+    kept_bytes: int = 2 * 2**30
+    """Of all uploads of all sessions."""
     requests: int = 200_000
     """Of all streams of a scenario, where it says how many."""
     replicas: int = 64

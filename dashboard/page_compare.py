@@ -8,14 +8,16 @@ import streamlit as st
 
 from dashboard.page_what_if import open_in_what_if
 from dashboard.progress import watch
-from dashboard.state import ask, edited
-from dashboard.theme import plain, show
+from dashboard.state import ask, check_length, edited
+from dashboard.theme import plain, show, with_unit
+from twin.errors import InputError
 from twin.whatif.charts import figure_of
 from twin.whatif.documents import to_yaml
 from twin.whatif.tables import difference_of
 from twin.whatif.verdict import change_text, value_text
 
 PLACE = "compare"
+WORDS = {"open": "within the noise", "none": "nothing to judge"}
 IDEAS = {
     "twice as many slots": "engine.max_num_seqs=256",
     "policy priority": "policy=priority",
@@ -62,6 +64,11 @@ def page() -> None:
         if b == "A with changes" and not changes:
             st.error("B is A as it is: write a change, e.g. engine.max_num_seqs=64")
             return
+        try:
+            check_length("\n".join(changes))
+        except InputError as error:
+            st.error(plain(str(error)))
+            return
         variant: dict[str, Any] = {"name": name, "changes": changes}
         if b != "A with changes":
             variant["document"] = choices[b]
@@ -76,16 +83,14 @@ def _show(result: Mapping[str, Any], key: str) -> None:
     for variant in comparison["variants"]:
         say = {"adopt": st.success, "reject": st.error}.get(variant["verdict"], st.info)
         say(plain(variant["text"]))
-        rows = [row for row in variant["judged"] if "change" in row]
+        rows = [row for row in variant["judged"] if "change" in row or row["loss"]]
         table = pd.DataFrame(
             {
-                "figure": [row["label"] for row in rows],
+                "figure": [with_unit(row["label"], row["unit"]) for row in rows],
                 "A": [value_text(row["before"], row["unit"]) for row in rows],
                 "B": [value_text(row["after"], row["unit"]) for row in rows],
-                "difference": [change_text(difference_of(row), row["unit"]) for row in rows],
-                "verdict": [
-                    {"open": "within the noise"}.get(row["verdict"], row["verdict"]) for row in rows
-                ],
+                "difference": [_difference(row) for row in rows],
+                "verdict": [WORDS.get(row["verdict"], row["verdict"]) for row in rows],
                 "objective of B": [
                     "" if row["met"] is None else "met" if row["met"] else "missed" for row in rows
                 ],
@@ -116,9 +121,15 @@ def _show(result: Mapping[str, Any], key: str) -> None:
         st.warning(comparison["note"])
 
 
+def _difference(row: Mapping[str, Any]) -> str:
+    """In figures, with the interval, or why there is none."""
+    told = change_text(difference_of(row), row["unit"]) if "change" in row else ""
+    return "; ".join(filter(None, (told, row["loss"])))
+
+
 def interval_figure(name: str, rows: list[Mapping[str, Any]]) -> dict[str, Any] | None:
     """The relative differences with their intervals; None without any."""
-    shown = [row for row in rows if row["relative"]][::-1]
+    shown = [row for row in rows if row.get("relative")][::-1]
     if not shown:
         return None
     colors = {"better": "var(--good)", "worse": "var(--bad)"}
@@ -144,4 +155,8 @@ def interval_figure(name: str, rows: list[Mapping[str, Any]]) -> dict[str, Any] 
     }
     figure = figure_of(f"{name} against A", [trace], "difference, %", "")
     figure["layout"]["yaxis"] = {"type": "category", "automargin": True}
+    figure["layout"]["shapes"] = [
+        {"type": "line", "x0": 0, "x1": 0, "y0": 0, "y1": 1, "yref": "paper",
+         "line": {"color": "var(--limit)", "width": 1, "dash": "dot"}}
+    ]  # fmt: skip
     return figure

@@ -7,7 +7,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.progress import watch
-from dashboard.state import ask, edited, keep_upload, uploads
+from dashboard.state import ask, edited, keep_upload, measurements
 from dashboard.theme import plain
 from twin.errors import InputError
 from twin.scenario import validated_regimes
@@ -44,15 +44,12 @@ def page() -> None:
         assert predicted is not None
         assert measured is not None
         try:
-            names = {}
             for side, file in (("predicted", predicted), ("measured", measured)):
-                names[side] = f"{side}.parquet"
-                keep_upload(names[side], file.getvalue())
+                keep_upload(f"{side}.parquet", file.getvalue(), measurements())
         except InputError as error:
             st.error(plain(str(error)))
             return
-        paths = {name: uploads()[name] for name in names.values()}
-        ask("validate", PLACE, uploads=paths)
+        ask("validate", PLACE, uploads=dict(measurements()))
     job = watch(PLACE)
     if job is not None:
         _table(job.result["rows"])

@@ -8,12 +8,13 @@ import streamlit as st
 
 from dashboard.page_what_if import open_in_what_if
 from dashboard.progress import watch
-from dashboard.state import ask, edited
-from dashboard.theme import plain, show
+from dashboard.state import ask, check_length, edited
+from dashboard.theme import plain, show, with_unit
 from twin.errors import InputError
 from twin.whatif.axes import parse_vary
 from twin.whatif.documents import to_yaml
 from twin.whatif.figures import measure
+from twin.whatif.optimize import SEEDS
 from twin.whatif.pareto import state_of
 from twin.whatif.verdict import value_text
 
@@ -54,6 +55,7 @@ def page() -> None:
     if st.button("Search", type="primary"):
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         try:
+            check_length(text)
             for line in lines:
                 parse_vary(line)
             for goal in goals:
@@ -61,7 +63,7 @@ def page() -> None:
         except InputError as error:
             st.error(plain(str(error)))
             return
-        ask("search", PLACE, document=edited(), vary=lines, goals=goals, seeds=1, trials=trials)
+        ask("search", PLACE, document=edited(), vary=lines, goals=goals, seeds=SEEDS, trials=trials)
     job = watch(PLACE)
     if job is not None:
         _show(job.result, job.key)
@@ -70,12 +72,20 @@ def page() -> None:
 @st.fragment
 def _show(result: Mapping[str, Any], key: str) -> None:
     found = result["found"]
-    st.success(plain(found["text"]))
-    st.caption(state_of(found))
+    (st.warning if found["chosen"] is None else st.success)(plain(found["text"]))
+    searched = len(result["seeds"])
+    fresh = max((entry["seeds"] for entry in found["confirmed"]), default=0)
+    st.caption(
+        f"{state_of(found)} Each under {searched} seeds, fewer where the first left no hope. What is said above, and "
+        f"the table, rest on {fresh} other seeds, under which the best of the front were run again."
+        if fresh
+        else f"{state_of(found)} Each under {searched} seeds; nothing kept every objective, so nothing was run again."
+    )
     event = show(
         result["figure"],
-        "Each mark is a configuration. Diamonds are the front: no other that keeps every objective is better in all "
-        "goals. The star is the one to take; crosses break an objective. Click a mark to see its configuration.",
+        f"Each mark is a configuration, the mean over the {searched} seeds of the search. Diamonds are the front: no "
+        "other that keeps every objective is better in all goals. The star is the one to take, chosen under the other "
+        "seeds; crosses break an objective. Marks can cover each other. Click one to see its configuration.",
         f"{key}.front",
         420,
         on_select="rerun",
@@ -83,7 +93,8 @@ def _show(result: Mapping[str, Any], key: str) -> None:
     )
     rows = pd.DataFrame([_row(entry, found) for entry in found["confirmed"]])
     st.dataframe(rows, hide_index=True)
-    st.caption("The front again, under seeds that the search has not seen.")
+    if fresh:
+        st.caption(f"The front again, means over {fresh} seeds that the search has not seen.")
     points = event["selection"]["points"] if event else []
     keys = [point.get("customdata") for point in points]
     names = list(result["documents"])
@@ -91,7 +102,11 @@ def _show(result: Mapping[str, Any], key: str) -> None:
         chosen = keys[0][0] if isinstance(keys[0], list) else keys[0]
     else:
         front = [entry["key"] for entry in found["front"]] or names
-        chosen = st.selectbox("Or choose one by name", front, key=f"{key}.name")
+        taken = found["chosen"]["key"] if found["chosen"] else None
+        chosen = st.selectbox(
+            "Or choose one by name", front, front.index(taken) if taken in front else 0,
+            key=f"{key}.name", format_func=lambda name: name.replace(" ; ", ", "),
+        )  # fmt: skip
     _one(chosen, result["documents"][chosen], key)
 
 
@@ -99,7 +114,7 @@ def _row(entry: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
     values = {}
     for name in found["goals"]:
         goal = measure(name)
-        values[goal.label] = value_text(entry["figures"].get(name), goal.unit)
+        values[with_unit(goal.label, goal.unit)] = value_text(entry["figures"].get(name), goal.unit)
     taken = found["chosen"] is not None and entry["key"] == found["chosen"]["key"]
     return {
         "configuration": entry["key"].replace(" ; ", ", "),

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -77,11 +78,13 @@ def _tiles(summary: Mapping[str, Any]) -> None:
         ("GPU-hours", f"{summary['cost']['gpu_hours']:.3g}", None, "off"),
         ("GPUs busy", share(summary["engine"]["busy_share"]), None, "off"),
     ]
-    columns = st.columns(min(4, len(cells)))
-    for i, (name, value, delta, colour) in enumerate(cells):
-        columns[i % len(columns)].metric(
-            name, value, delta, delta_color=colours[colour], delta_arrow="off", border=True  # type: ignore[arg-type]
-        )  # fmt: skip
+    # Row by row, so that a narrow page has them in this order, too.
+    for start in range(0, len(cells), 4):
+        columns = st.columns(4)
+        for column, (name, value, delta, colour) in zip(columns, cells[start:], strict=False):
+            column.metric(
+                name, value, delta, delta_color=colours[colour], delta_arrow="off", border=True  # type: ignore[arg-type]
+            )  # fmt: skip
 
 
 @st.fragment
@@ -172,7 +175,7 @@ def _tables(summary: Mapping[str, Any]) -> None:
 
 def _downloads(result: Mapping[str, Any], key: str) -> None:
     """Files of the run on screen, whatever the inputs say by now."""
-    name = result["summary"]["scenario"]
+    name = re.sub(r"[^\w.-]+", "-", result["summary"]["scenario"])[:60].strip("-.") or "scenario"
     left, right, _ = st.columns([1, 1, 2])
     left.download_button(
         "Download the result (zip)", archive(result), f"{name}.zip", "application/zip", on_click="ignore",

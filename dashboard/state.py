@@ -70,19 +70,36 @@ def uploads() -> dict[str, str]:
     return cast(dict[str, str], st.session_state.setdefault("uploads", {}))
 
 
-def keep_upload(name: str, data: bytes) -> None:
-    """Put a trace among those of this session. Raises InputError for too many, or one that is too large."""
+def measurements() -> dict[str, str]:
+    """Tables of requests of this session that are no traces to play: predicted.parquet and measured.parquet."""
+    return cast(dict[str, str], st.session_state.setdefault("measurements", {}))
+
+
+def keep_upload(name: str, data: bytes, among: dict[str, str] | None = None) -> None:
+    """Put a file among the traces of this session, or among others, in place of one of the same name.
+
+    Raises InputError for too many, for one that is too large, and where the server keeps no more.
+    """
     if len(data) > LIMITS.upload_bytes:
         raise InputError(
             f"{name}: {len(data):,} bytes; a page takes at most {LIMITS.upload_bytes:,}, twin run any size"
         )
-    mine = uploads()
+    mine = uploads() if among is None else among
     if name not in mine and len(mine) >= LIMITS.uploads:
         raise InputError(
             f"{len(mine)} traces are uploaded already; a session has at most {LIMITS.uploads}"
         )
-    folder = Path(_upload_root().name) / session()
+    root = Path(_upload_root().name)
+    folder = root / session()
     folder.mkdir(exist_ok=True)
+    if name in mine:
+        Path(mine.pop(name)).unlink(missing_ok=True)
+    kept = sum(path.stat().st_size for path in root.glob("*/*"))
+    if kept + len(data) > LIMITS.kept_bytes:
+        raise InputError(
+            f"{name}: all sessions together have uploaded {kept:,} bytes; this server keeps at most "
+            f"{LIMITS.kept_bytes:,} until it is started anew"
+        )
     # The name of the browser is shown, never used as a path; its ending tells the format.
     ending = "".join(Path(name).suffixes[-2:])
     path = folder / f"{uuid.uuid4().hex}{ending if ending.replace('.', '').isalnum() else ''}"
@@ -129,13 +146,22 @@ def edited() -> dict[str, Any]:
 
 def ask(kind: str, place: str, **payload: Any) -> Job:
     """Begin a job, or find it; `place` is where its key is remembered in this session."""
-    job = jobs().ask(kind, {"uploads": uploads(), **payload}, session())
+    job = jobs().ask(kind, {"uploads": dict(uploads()), **payload}, session())
     st.session_state[place] = job.key
     if job.state == "failed":
         st.session_state[f"{place}_failed"] = job.error
     else:
         st.session_state.pop(f"{place}_failed", None)
     return job
+
+
+def check_length(text: str) -> None:
+    """Raises InputError for more changes than a page reads."""
+    if len(text) > LIMITS.changes_chars:
+        raise InputError(
+            f"{len(text):,} characters of changes; a page takes at most {LIMITS.changes_chars:,}, the command line any "
+            "number"
+        )
 
 
 def asked(place: str) -> Job | None:

@@ -50,6 +50,11 @@ def sentences(text: str) -> str:
     return "\n\n".join(map(plain, text.splitlines()))
 
 
+def with_unit(label: str, unit: str) -> str:
+    """The heading of a column of figures; seconds and shares have their unit beside each."""
+    return f"{label}, {unit}" if unit not in ("", "s", "1") else label
+
+
 def show(figure: Any, how_to_read: str, key: str, height: int = 300, **options: Any) -> Any:
     """A chart with its title, its units and a sentence on how to read it; what was selected in it."""
     made = painted(figure)
