@@ -4,15 +4,25 @@
     python -m benchmarks.live_regimes --url URL --out DIR closed         closed-loop saturation: the capacity
     python -m benchmarks.live_regimes --url URL --out DIR open           30, 60 and 85 % of it, in turn
     python -m benchmarks.live_regimes --out DIR report                   the twin beside all of it
+    python -m benchmarks.live_regimes --out DIR all --python PROGRAM     a server of its own, and all of these
 
 The server is `twin-real serve examples/compare-demo.yaml --tiny`, or one like it. A part that is repeated adds runs.
+With `all` vLLM's engine and worker, which wait for one another without sleeping, are put behind the front end and the
+client (nice 10): on two cores nothing else would get its turn in time, and that is what one would measure.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import psutil
+
+from real.preflight import free_port
 
 SCENARIO = "examples/compare-demo.yaml"
 SHARES = (0.3, 0.6, 0.85)
@@ -50,27 +60,66 @@ def free_seed(out: Path, name: str) -> int:
     return 1 + len(list(out.glob(f"{name}-*")))
 
 
+@contextmanager
+def served(python: str, log: Path) -> Iterator[str]:
+    """Address of a tiny server, its engine behind its front end."""
+    port = free_port()
+    command = [
+        sys.executable, "-m", "real", "serve", SCENARIO, "--tiny", "--port", str(port), "--python", python,
+    ]  # fmt: skip
+    with log.open("w") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.PIPE, text=True)
+        try:
+            assert process.stderr is not None
+            for line in process.stderr:
+                out.write(line)
+                if line.startswith("twin-real: ready"):
+                    break
+            else:
+                sys.exit(f"the server did not start: {log}")
+            for child in psutil.Process(process.pid).children(recursive=True):
+                if " ".join(child.cmdline()).startswith("VLLM::"):
+                    for thread in child.threads():
+                        os.setpriority(os.PRIO_PROCESS, thread.id, 10)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.communicate()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=["calibrate", "closed", "open", "report"])
+    parser.add_argument("part", choices=["calibrate", "closed", "open", "report", "all"])
     parser.add_argument("--url")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--minutes", default="1.5")
+    parser.add_argument("--python", default=sys.executable, help="an interpreter that has vLLM")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
+    if args.part == "all":
+        with served(args.python, args.out / "server.log") as args.url:
+            for part in ("calibrate", "closed", "open"):
+                play(part, args)
+        play("report", args)
+    else:
+        play(args.part, args)
+
+
+def play(part: str, args: argparse.Namespace) -> None:
+    """One of the parts."""
     steps = args.out / "steps.json"
-    if args.part == "calibrate":
+    if part == "calibrate":
         real(
             "calibrate", SCENARIO, "--tiny", "--model", "tiny", "--url", args.url, "--out", str(steps),
             "--minutes", args.minutes, "--late", "0.05", "--load", "1.0",
         )  # fmt: skip
-    elif args.part == "closed":
+    elif part == "closed":
         for _ in range(args.runs):
             users = f"traffic.0.arrivals={{process: closed, users: {USERS}}}"
             requests = f"traffic.0.requests={REQUESTS['closed']}"
             replayed(args.url, args.out, "closed", free_seed(args.out, "closed"), users, requests)
-    elif args.part == "open":
+    elif part == "open":
         most = capacity(args.out)
         for _ in range(args.runs):
             for share in SHARES:

@@ -55,7 +55,7 @@ def calibrate(
         str | None,
         typer.Option(help="What it runs on, for the provenance.", show_default="the scenario's"),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Times each step is measured.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Times each step is measured.")] = 5,
     minutes: Annotated[
         float, typer.Option(min=0.2, help="How long a live server is measured at most.")
     ] = 5.0,
