@@ -21,8 +21,8 @@ from twin.whatif.axes import Range, grid, label_of, override, parse_axis, parse_
 from twin.whatif.figures import figures_of, measure
 from twin.whatif.page import render_page
 from twin.whatif.runs import Backend
-from twin.whatif.store import FileJournal, write_table
-from twin.whatif.sweep import Row, plan, sweep
+from twin.whatif.store import FileJournal, basis_of, check_basis, write_table
+from twin.whatif.sweep import Point, Row, plan, sweep
 
 ROOT = Path(__file__).parents[1]
 SMALL = document(traffic=[stream(requests=30)], objectives={"ONLINE": {"ttft_p99": 0.3}})
@@ -301,3 +301,149 @@ def test_figures_have_names_units_and_a_better_side():
     for name in ("ttft_p99", "ONLINE.gpus", "x", "ONLINE.ttft_p98", "goodput", "all.ttft_p99"):
         with pytest.raises(InputError, match="no figure"):
             measure(name)
+
+
+# --- what a sweep rests on ----------------------------------------------------------------
+
+
+def traced(folder, prompts):
+    """A scenario that plays a trace, and the trace."""
+    trace = folder / "tr.csv"
+    rows = [f"2023-11-16 18:15:{k / 20:09.6f},{prompts},20" for k in range(30)]
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
+    path = folder / "traced.yaml"
+    path.write_text(json.dumps(document(traffic=[{"trace": str(trace)}])))
+    return path
+
+
+def test_a_sweep_is_not_gone_on_with_over_a_changed_file(tmp_path):
+    path = traced(tmp_path, 100)
+    arguments = ["sweep", str(path), "--out", str(tmp_path / "out"), "--jobs", "1", "--seeds", "1"]
+    vary = ["--vary", "engine.max_num_seqs=4,8"]
+    told = CliRunner().invoke(app, [*arguments, *vary])
+    assert told.exit_code == 0, told.output
+    traced(tmp_path, 101)
+    told = CliRunner().invoke(app, [*arguments, *vary])
+    assert told.exit_code == 2
+    assert f"other contents of {tmp_path / 'tr.csv'}" in told.stderr
+    traced(tmp_path, 100)
+    again = CliRunner().invoke(app, [*arguments, *vary])
+    assert again.exit_code == 0
+    assert "2 of 2 runs are there from before" in again.stderr
+
+
+def test_a_basis_has_every_file_that_is_read_and_the_twin_itself(tmp_path):
+    scenario = load_scenario(traced(tmp_path, 100))
+    other = tmp_path / "other.csv"
+    other.write_bytes((tmp_path / "tr.csv").read_bytes() + b"2023-11-16 18:15:09.0,5,5\n")
+    axis = parse_axis(f"traffic.0.trace=[{tmp_path / 'tr.csv'}, {other}]")
+    found = basis_of(scenario, [axis])
+    assert set(found) == {"twin", str(tmp_path / "tr.csv"), str(other)}
+    assert len(set(found.values())) == 3
+    made = plan(scenario, [axis], 1, found)
+    assert made.mark() != plan(scenario, [axis], 1, found | {"twin": "another"}).mark()
+    check_basis(found, scenario, [axis])
+    other.write_bytes(b"x")
+    with pytest.raises(InputError, match=r"other.csv changed while this ran"):
+        check_basis(found, scenario, [axis])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"number": 99, "figures": {}, "error": null}',
+        '{"number": "0", "figures": {}, "error": null}',
+        '{"number": true, "figures": {}, "error": null}',
+        '{"number": 0, "figures": "abc", "error": null}',
+        '{"number": 0, "figures": {"gpus": "1"}, "error": null}',
+        '{"number": 0, "figures": null, "error": null}',
+        '{"number": 0, "figures": null, "error": 7}',
+        "[1]",
+        "7",
+    ],
+)
+def test_damaged_rows_are_told_with_their_line(tmp_path, small_plan, line):
+    with FileJournal(tmp_path, small_plan) as journal:
+        journal.add(Row(3, {"gpu_hours": 1.0}, None))
+    with (tmp_path / "runs.jsonl").open("a") as file:
+        file.write(line + "\n")
+    with (
+        pytest.raises(InputError, match=r"line 2: is no row of a sweep"),
+        FileJournal(tmp_path, small_plan),
+    ):
+        pass
+
+
+def test_a_plan_that_was_never_written_whole_does_not_lock_the_folder(tmp_path, small_plan):
+    (tmp_path / ".sweep.json.part").write_text("{")
+    with FileJournal(tmp_path, small_plan) as journal:
+        assert journal.rows() == {}
+    assert not (tmp_path / ".sweep.json.part").exists()
+
+
+FULL = """
+import resource, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
+sys.argv[:2] = ["twin"]
+from twin.cli import main
+main()
+"""
+"""A command that may not write files larger than so many bytes, as on a disk that is full."""
+
+
+def on_a_full_disk(size, *arguments):
+    return subprocess.run(
+        [sys.executable, "-c", FULL, str(size), *map(str, arguments)],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def test_a_full_disk_is_told_in_a_sentence(scenario, tmp_path):
+    options = ["--vary", "engine.max_num_seqs=4,8", "--seeds", "3", "--jobs", "1"]
+    done = on_a_full_disk(9_000, "sweep", scenario, "--out", tmp_path / "sweep", *options)
+    assert done.returncode == 2, done.stderr
+    assert f"error: --out {tmp_path / 'sweep'}: File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    done = on_a_full_disk(150_000, "optimize", scenario, "--out", tmp_path / "study", *options)
+    assert done.returncode == 2, done.stderr
+    assert "error: --storage sqlite:///" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("key", ["run.seed", "name", "run.records", "run.engine_mode"])
+def test_keys_that_change_nothing_are_not_varied(key):
+    with pytest.raises(InputError, match=f"--vary {key}: "):
+        plan(load_scenario(SMALL), [parse_axis(f"{key}=1,2")], 1)
+
+
+def test_a_figure_of_a_tier_that_is_not_there_is_told_before_a_run(scenario, tmp_path):
+    told = CliRunner().invoke(
+        app, [*command(scenario, tmp_path / "out")[3:], "--figure", "ONLIN.ttft_p99"]
+    )
+    assert told.exit_code == 2
+    assert "no stream has tier ONLIN; there are ONLINE" in told.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_mean_of_a_point_is_not_that_of_its_lucky_seeds():
+    served = {"ONLINE.ttft_p99": 0.2, "ONLINE.offered": 9.0, "ONLINE.completed": 9.0}
+    nobody = {"ONLINE.ttft_p99": None, "ONLINE.offered": 9.0, "ONLINE.completed": 0.0}
+    empty = {"ONLINE.ttft_p99": None, "ONLINE.offered": 0.0, "ONLINE.completed": 0.0}
+    assert Point((1,), (served, nobody), None).mean("ONLINE.ttft_p99") is None
+    assert Point((1,), (served, empty), None).mean("ONLINE.ttft_p99") == 0.2
+
+
+@pytest.mark.parametrize("pause", [0.1, 0.3, 0.6, 1.0])
+def test_ctrl_c_while_workers_start_is_one_message(scenario, tmp_path, pause):
+    process = subprocess.Popen(
+        command(scenario, tmp_path / "out", "--seeds", "60", "--jobs", "2"),
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    wait_for_rows(process, tmp_path / "out" / "runs.jsonl", 1)
+    time.sleep(pause)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers, too
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130, told
+    assert "Traceback" not in told
+    assert "interrupted: " in told

@@ -143,12 +143,13 @@ def fewest_gpus(
     ray: Ray = None,
     as_json: AsJson = False,
 ) -> None:
-    """The fewest GPUs that meet the objectives for this traffic."""
+    """The fewest GPUs that meet the objectives for this traffic. Exit status 1 if no number does."""
     with errors():
         needs_packages("twin fewest-gpus", "joblib")
         from twin.scenario import load_scenario
         from twin.whatif.axes import parse_axis
         from twin.whatif.runs import Interrupted
+        from twin.whatif.search import NotMet
         from twin.whatif.search import fewest_gpus as search
 
         loaded = load_scenario(scenario, overrides or (), seed)
@@ -157,24 +158,30 @@ def fewest_gpus(
             found = search(loaded, axes, seeds, most, backend(jobs, ray), complain)
         except Interrupted:
             raise KeyboardInterrupt from None
+        except NotMet as error:
+            complain(f"{error}")
+            raise typer.Exit(MISSED) from None
         _answer(found, as_json)
 
 
 def headroom(
     scenario: Scenario,
     overrides: Overrides = None,
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Seeds of each factor.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Seeds of each factor.")] = 5,
     seed: Seed = None,
     jobs: Jobs = None,
     ray: Ray = None,
     as_json: AsJson = False,
 ) -> None:
-    """How much more of the same traffic there may be until an objective breaks."""
+    """How much more of the same traffic there may be until an objective breaks.
+
+    Exit status 1 if one breaks however little there is.
+    """
     with errors():
         needs_packages("twin headroom", "joblib")
         from twin.scenario import load_scenario
+        from twin.whatif.headroom import headroom as search
         from twin.whatif.runs import Interrupted
-        from twin.whatif.search import headroom as search
 
         loaded = load_scenario(scenario, overrides or (), seed)
         try:
@@ -182,6 +189,8 @@ def headroom(
         except Interrupted:
             raise KeyboardInterrupt from None
         _answer(found, as_json)
+        if found["factor"] is None:
+            raise typer.Exit(MISSED)
 
 
 def _answer(found: dict[str, Any], as_json: bool) -> None:

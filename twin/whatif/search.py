@@ -1,24 +1,28 @@
-"""Two questions with one answer each: how few GPUs meet the objectives, and how much more traffic they bear."""
+"""How few GPUs meet the objectives: a question with one answer, confirmed under seeds that the search has not seen."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from twin.errors import InputError
 from twin.report.texts import plural
-from twin.scenario import Scenario, load_scenario, traffic_presets
+from twin.scenario import Scenario, load_scenario
+from twin.whatif.asked import check_varied
 from twin.whatif.axes import Axis, check_keys, grid, override, overrides_of, text_of
 from twin.whatif.figures import Figures, Measure, excess, mean_figures, mean_of, measure
 from twin.whatif.runs import Backend, Task, run_all
-from twin.whatif.traffic_scale import scaled
 from twin.whatif.verdict import over_text
 
 SEEDS = 3
 MOST_REPLICAS = 1024
-LARGEST_FACTOR = 1024.0
-PRECISION = 0.01
-"""Of the factor of traffic, as a share."""
+FRESH_SEEDS = 5
+"""Under which an answer is confirmed."""
+MOST_FRESH = 12
+"""Answers that are tried under fresh seeds at most."""
+
+
+class NotMet(InputError):
+    """Nothing that was tried meets the objectives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,8 @@ class Look:
     error: str | None
     """Why it could not run."""
     figures: Figures
+    by_seed: tuple[bool, ...] = ()
+    """Whether every objective is met under each seed alone."""
 
     @property
     def is_good(self) -> bool:
@@ -66,14 +72,15 @@ def look(
 ) -> Look:
     """Run one configuration under every seed."""
     tasks = [Task(i, document, tuple(overrides), seed) for i, seed in enumerate(seeds)]
-    rows: list[Figures] = []
+    rows: list[Figures] = [{}] * len(tasks)
     for run in run_all(tasks, backend):
         if run.figures is None:
             return Look((), (), run.error, {})
-        rows.append(run.figures)
+        rows[run.number] = run.figures
     means = mean_figures(rows)
     values = tuple(means.get(m.name) for m in measures)
-    return Look(values, broken_of(measures, rows), None, means)
+    by_seed = tuple(not broken_of(measures, [row]) for row in rows)
+    return Look(values, broken_of(measures, rows), None, means, by_seed)
 
 
 def broken_of(measures: Sequence[Measure], rows: Sequence[Figures]) -> tuple[str, ...]:
@@ -92,8 +99,9 @@ def fewest_gpus(
     """The least number of replicas that meets every objective, for each combination of other values; the best of all.
 
     More replicas are taken to be no worse; that the answer meets the objectives and that one replica fewer does not is
-    run, not assumed. Raises InputError without objectives, for replicas that an autoscaler counts, and if no count up
-    to `most` suffices.
+    run, not assumed. An answer that breaks an objective under fresh seeds is not given: one replica more is tried.
+    Raises InputError without objectives and for replicas that an autoscaler counts, NotMet if no count up to `most`
+    suffices.
     """
     if scenario.cluster.fleet is not None:
         raise InputError(
@@ -101,25 +109,31 @@ def fewest_gpus(
             "replicas leave hpa, keda and the like out"
         )
     check_keys(axes)
+    check_varied(axis.key for axis in axes)
     if any(axis.key == "cluster.replicas" for axis in axes):
         raise InputError("--vary cluster.replicas: is what is searched for; leave it out")
     measures, where = objectives_of(scenario), backend or Backend(1)
     first = scenario.run.seed
     document = scenario.to_dict()
-    found = []
+    found, looks = [], []
     for point in grid(axes):
         changes = overrides_of(axes, point)
 
-        def at(replicas: int, changes: tuple[str, ...] = changes) -> Look:
+        def at(
+            replicas: int,
+            changes: tuple[str, ...] = changes,
+            under: Sequence[int] = tuple(first + k for k in range(seeds)),
+            words: str = "",
+        ) -> Look:
             these = (*changes, override("cluster.replicas", replicas))
-            tried = look(document, these, [first + k for k in range(seeds)], measures, where)
+            tried = look(document, these, under, measures, where)
             if told is not None:
                 state = "meets all" if tried.is_good else tried.error or "; ".join(tried.broken)
-                told(
-                    f"{', '.join(changes) + ', ' if changes else ''}{plural(replicas, 'replica')}: {state}"
-                )
+                before = f"{', '.join(changes)}, " if changes else ""
+                told(f"{before}{plural(replicas, 'replica')}{words}: {state}")
             return tried
 
+        looks.append(at)
         found.append((point, *_least(at, most)))
     rows: list[dict[str, Any]] = []
     for point, replicas, good, below in found:
@@ -129,19 +143,61 @@ def fewest_gpus(
                 "values": dict(zip((axis.key for axis in axes), point, strict=True)),
                 "replicas": replicas,
                 "gpus": None if replicas is None else replicas * each,
+                "gpus_each": each,
                 "fewer_breaks": list(below.broken)
                 or ([below.error] if below and below.error else []),
                 "figures": good.figures if good else {},
+                "confirmed": None,
+                "fresh_broke": [],
             }
         )
-    enough = [row for row in rows if row["gpus"] is not None]
-    if not enough:
-        raise InputError(
+    if not any(row["gpus"] for row in rows):
+        raise NotMet(
             f"no number of replicas up to {most} meets the objectives: {'; '.join(rows[0]['fewer_breaks'])}; "
             "a slower tier, another policy (--vary policy=...) or a looser objective is needed"
         )
-    best = min(enough, key=lambda row: row["gpus"])
-    return {"best": best, "rows": rows, "text": _fewest_text(best), "seeds": seeds}
+    fresh = tuple(first + seeds + k for k in range(FRESH_SEEDS))
+    best = _confirmed(rows, looks, fresh, most)
+    return {
+        "best": best,
+        "rows": rows,
+        "text": _fewest_text(best, len(fresh)),
+        "seeds": seeds,
+        "fresh_seeds": list(fresh),
+    }
+
+
+def _confirmed(
+    rows: list[dict[str, Any]],
+    looks: Sequence[Callable[..., Look]],
+    fresh: Sequence[int],
+    most: int,
+) -> dict[str, Any]:
+    """The row with the fewest GPUs that keeps the objectives under fresh seeds, too; where it does not, one more."""
+    for _ in range(MOST_FRESH):
+        enough = [i for i, row in enumerate(rows) if row["gpus"] is not None]
+        if not enough:
+            break
+        i = min(enough, key=lambda i: rows[i]["gpus"])
+        row = rows[i]
+        tried = looks[i](row["replicas"], under=fresh, words=" under fresh seeds")
+        row["confirmed"] = tried.is_good
+        if tried.is_good:
+            return row
+        row["fresh_broke"].append(
+            {"replicas": row["replicas"], "broken": list(tried.broken) or [str(tried.error)]}
+        )
+        if row["replicas"] >= most:
+            row["gpus"] = None
+        else:
+            row["replicas"] += 1
+            row["gpus"] += row["gpus_each"]
+            row["figures"] = {}
+    broke = next(row["fresh_broke"][-1] for row in rows if row["fresh_broke"])
+    raise NotMet(
+        f"what met the objectives under the seeds of the search broke them under fresh ones, "
+        f"{plural(broke['replicas'], 'replica')} among them: {'; '.join(broke['broken'])}; more --seeds tell more"
+    )
 
 
 def _gpus_each(document: Mapping[str, Any], changes: Sequence[str], scenario: Scenario) -> int:
@@ -171,93 +227,17 @@ def _least(at: Callable[[int], Look], most: int) -> tuple[int | None, Look | Non
     return high, good, below
 
 
-def _fewest_text(best: Mapping[str, Any]) -> str:
+def _fewest_text(best: Mapping[str, Any], fresh: int) -> str:
     values = ", ".join(f"{key} {text_of(value)}" for key, value in best["values"].items())
-    text = f"{plural(best['gpus'], 'GPU')} ({plural(best['replicas'], 'replica')}) meet every objective"
-    text += f" with {values}." if values else "."
-    if best["fewer_breaks"]:
+    verb = "meets" if best["gpus"] == 1 else "meet"
+    text = f"{plural(best['gpus'], 'GPU')} ({plural(best['replicas'], 'replica')}) {verb} every objective"
+    text += f" with {values}" if values else ""
+    text += f", under {fresh} fresh seeds, too."
+    for broke in best["fresh_broke"]:
+        text += (
+            f" {plural(broke['replicas'], 'replica')} met them in the search, and broke {'; '.join(broke['broken'])} "
+            "under the fresh seeds."
+        )
+    if best["fewer_breaks"] and not best["fresh_broke"]:
         text += f" One replica fewer breaks {'; '.join(best['fewer_breaks'])}."
     return text
-
-
-def headroom(
-    scenario: Scenario,
-    seeds: int = SEEDS,
-    backend: Backend | None = None,
-    told: Told | None = None,
-) -> dict[str, Any]:
-    """How many times the present traffic the objectives bear, to 1 %; below 1 where they are missed already.
-
-    Raises InputError without objectives.
-    """
-    measures, where = objectives_of(scenario), backend or Backend(1)
-    first, document = scenario.run.seed, scenario.to_dict()
-    presets = traffic_presets()
-
-    def rate_of(name: str) -> float | None:
-        return presets[name].rate
-
-    def at(factor: float) -> Look:
-        more = scaled(document, factor, rate_of)
-        tried = look(more, (), [first + k for k in range(seeds)], measures, where)
-        if tried.error is not None:
-            raise InputError(f"with {factor:.3g} times the traffic: {tried.error}")
-        if told is not None:
-            told(f"{factor:.3g} times: {'meets all' if tried.is_good else '; '.join(tried.broken)}")
-        return tried
-
-    now = at(1.0)
-    good = bad = (1.0, now)
-    factor = 1.0
-    # Twice as much, or half, until it turns.
-    while good[1].is_good == bad[1].is_good:
-        factor = factor * 2 if now.is_good else factor / 2
-        if not 1 / LARGEST_FACTOR <= factor <= LARGEST_FACTOR:
-            break
-        tried = at(factor)
-        if tried.is_good == now.is_good:
-            good = bad = (factor, tried)
-        elif tried.is_good:
-            good = (factor, tried)
-        else:
-            bad = (factor, tried)
-    while good[1].is_good and not bad[1].is_good and bad[0] / good[0] > 1 + PRECISION:
-        middle = math.sqrt(bad[0] * good[0])
-        tried = at(middle)
-        if tried.is_good:
-            good = (middle, tried)
-        else:
-            bad = (middle, tried)
-    return _headroom_data(good, bad, now, seeds)
-
-
-def _headroom_data(
-    good: tuple[float, Look], bad: tuple[float, Look], now: Look, seeds: int
-) -> dict[str, Any]:
-    never = bad[1].is_good
-    always = not good[1].is_good
-    rate = None if always else good[1].figures.get("requests_per_s")
-    at = f" ({rate:.3g} requests/s)" if rate is not None else ""
-    if never:
-        text = f"More than {good[0]:.0f} times the traffic breaks no objective."
-    elif always:
-        text = f"Even a {1 / bad[0]:.0f}th of the traffic breaks {'; '.join(bad[1].broken)}: load is not the cause."
-    elif now.is_good:
-        text = (
-            f"{good[0]:.2f} times the traffic{at} is borne, {100 * (good[0] - 1):.0f} % more than now; at "
-            f"{bad[0]:.2f} times {'; '.join(bad[1].broken)}."
-        )
-    else:
-        text = (
-            f"No headroom: {'; '.join(now.broken)} now. The objectives hold up to {good[0]:.2f} times the "
-            f"traffic{at}."
-        )
-    return {
-        "factor": None if always else good[0],
-        "breaks_at": None if never else bad[0],
-        "broken": list(bad[1].broken),
-        "requests_per_s": rate,
-        "now_meets": now.is_good,
-        "text": text,
-        "seeds": seeds,
-    }
