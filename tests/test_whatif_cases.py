@@ -116,7 +116,9 @@ def test_find_the_knee_before_tuning_the_autoscaler(swept):
     before = curve.loads[0]
     assert curve.knee.latency_s < 3 * before.latency_s + 0.1
     assert after.latency_s > 1.5 * curve.knee.latency_s
-    assert curve.peak.throughput == max(load.throughput for load in curve.loads)
+    most = max(load.throughput for load in curve.loads)
+    below = [load.throughput for load in curve.loads if load.load < curve.peak.load]
+    assert curve.peak.throughput >= 0.99 * most > max(below, default=0.0)
     assert curve.saturation.load > curve.sustainable.load
     assert curve.target == pytest.approx(curve.knee.inside)
     assert "target for an autoscaler" in curve.text()

@@ -87,7 +87,7 @@ def heat_map(plan: Plan, points: Sequence[Point], figure: Measure) -> Figure | N
         [sum(found) / len(found) if (found := cells.get((y, x))) else None for x in xs] for y in ys
     ]
     made = figure_of(
-        f"{figure.label} by {y_axis.label} and {x_axis.label}",
+        f"{figure.label}{unit_text(figure)} by {y_axis.label} and {x_axis.label}",
         [
             {
                 "type": "heatmap",

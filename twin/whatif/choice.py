@@ -75,11 +75,11 @@ def text_of_choice(
         nearest_limit = _nearest(chosen, search)
         return (
             text
-            + f" Nothing tried has a better {goal.label}, so no constraint binds it.{nearest_limit}"
+            + f" Nothing tried is better in {goal.label}, so no constraint binds it.{nearest_limit}"
         )
     nearest = min(better, key=lambda entry: max(entry.excess))
     return (
-        f"{text} {_binding(better, search)} binds: {plural(len(better), 'configuration')} with a better {goal.label} "
+        f"{text} {_binding(better, search)} binds: {plural(len(better), 'configuration')} better in {goal.label} "
         f"broke an objective; the nearest, {nearest.key.replace(' ; ', ', ')}, breaks {_broken(nearest, search)}."
     )
 

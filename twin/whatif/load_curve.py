@@ -10,6 +10,9 @@ from twin.whatif.sweep import Point
 LOAD_KEYS = ("rate", "speedup", "users")
 """Last steps of the keys that say how much traffic comes."""
 
+PLATEAU = 0.01
+"""Throughputs within this share of the most are the same."""
+
 FEWEST = 4
 """Loads that a knee can be read off."""
 
@@ -41,7 +44,7 @@ class LoadCurve:
     knee: Load | None
     """The last load before latency takes off; None with fewer than four loads."""
     peak: Load | None
-    """Where most requests per second were completed."""
+    """The lowest load at which as many requests per second were completed as at any, to 1 %."""
     sustainable: Load | None
     """The last load without saturation; None if the lowest is saturated."""
     saturation: Load | None
@@ -139,11 +142,17 @@ def load_curve(
         latency=latency,
         loads=tuple(loads),
         knee=_knee(loads),
-        peak=max(loads, key=lambda found: (found.throughput, -found.load), default=None),
+        peak=_peak(loads),
         sustainable=steady[-1] if steady else None,
         saturation=next((found for found in loads if found.saturated), None),
         replicas=replicas,
     )
+
+
+def _peak(loads: Sequence[Load]) -> Load | None:
+    """The lowest load whose throughput is within 1 % of the most: on a plateau the highest point is noise."""
+    most = max((found.throughput for found in loads), default=0.0)
+    return next((found for found in loads if found.throughput >= (1 - PLATEAU) * most), None)
 
 
 def _knee(loads: Sequence[Load]) -> Load | None:

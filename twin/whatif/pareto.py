@@ -142,7 +142,10 @@ def render_front(search: Search, found: Mapping[str, Any], color: bool = False) 
     parts: list[RenderableType] = [paragraph(state_of(found))]
     measures = _shown(search)[:4]
     made = table("Front", *(m.label for m in measures), "")
+    lines = [line for entry in found["confirmed"] for line in entry["key"].split(" ; ")]
+    # A key that is broken in the middle cannot be copied.
     made.columns[0].max_width = 40
+    made.columns[0].min_width = min(40, max(map(len, lines), default=5))
     for entry in found["confirmed"]:
         taken = found["chosen"] is not None and entry["key"] == found["chosen"]["key"]
         cells = [value_text(entry["figures"].get(m.name), m.unit) for m in measures]

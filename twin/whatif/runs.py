@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from twin.errors import InputError
 from twin.scenario import Scenario, load_scenario
@@ -126,12 +126,20 @@ IDLE_S = 20
 """Seconds after which a worker that has nothing to do ends."""
 
 
-def run_all(tasks: Sequence[Task], backend: Backend) -> Iterator[Run]:
+class Tasks(Protocol):
+    """Tasks, of which one need know how many there are before they are made."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Task]: ...
+
+
+def run_all(tasks: Tasks, backend: Backend) -> Iterator[Run]:
     """The runs in the order in which they end. Raises Interrupted after Ctrl-C, and InputError without Ray.
 
     Each is handed out as soon as it is there. After Ctrl-C, or where the caller stops, workers are ended at once.
     """
-    if not tasks:
+    if not len(tasks):
         return
     if backend.ray is not None:
         yield from _on_ray(tasks, backend)
@@ -181,7 +189,7 @@ def _until_interrupted(runs: Iterable[Run | None]) -> Iterator[Run]:
         yield run
 
 
-def _on_ray(tasks: Sequence[Task], backend: Backend) -> Iterator[Run]:
+def _on_ray(tasks: Tasks, backend: Backend) -> Iterator[Run]:
     try:
         import ray
     except ImportError:

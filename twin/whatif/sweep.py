@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from twin.errors import InputError
@@ -12,6 +12,9 @@ from twin.whatif.asked import check_varied
 from twin.whatif.axes import Axis, check_keys, grid, overrides_of
 from twin.whatif.figures import Figures, is_saturated, mean_of
 from twin.whatif.runs import Backend, Interrupted, Run, Task, ctrl_c, run_all
+
+MOST_RUNS = 200_000
+"""Of one sweep: the figures of each take 10 kB of memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,11 @@ def plan(
             # Alone no value may be allowed, and together with those of another key all may be.
             if not any(_runs(document, axes, point) for point in points):
                 raise InputError(f"--vary {axis.key}: none of its values can run. {problem}")
+    if len(points) * seeds > MOST_RUNS:
+        raise InputError(
+            f"{len(points):,} combinations under {seeds:,} seeds are more than {MOST_RUNS:,} runs; leave out values or "
+            "seeds, or split the sweep into several"
+        )
     first = scenario.run.seed
     seeded = tuple(first + k for k in range(seeds))
     return Plan(scenario, tuple(axes), tuple(points), seeded, basis or {})
@@ -118,7 +126,7 @@ def sweep(plan: Plan, journal: Journal, backend: Backend, told: Told | None = No
     One run is made first and alone: what it took tells how long all will take, before the rest begins.
     """
     there = set(journal.rows())
-    left = [plan.task(number) for number in range(plan.size) if number not in there]
+    left = Tasks(plan, [number for number in range(plan.size) if number not in there])
     done, wall_s, simulated_s = len(there), 0.0, 0.0
     with ctrl_c() as pressed:
         for made, run in enumerate(_pilot_first(left, backend), 1):
@@ -140,9 +148,23 @@ def sweep(plan: Plan, journal: Journal, backend: Backend, told: Told | None = No
                 raise Interrupted
 
 
-def _pilot_first(tasks: Sequence[Task], backend: Backend) -> Iterator[Run]:
-    yield from run_all(tasks[:1], Backend(1))
-    yield from run_all(tasks[1:], backend)
+def _pilot_first(tasks: "Tasks", backend: Backend) -> Iterator[Run]:
+    yield from run_all(Tasks(tasks.plan, tasks.numbers[:1]), replace(backend, jobs=1, ray=None))
+    yield from run_all(Tasks(tasks.plan, tasks.numbers[1:]), backend)
+
+
+@dataclass(frozen=True, slots=True)
+class Tasks:
+    """Runs of a plan, each made into a task when its turn comes: a large sweep has millions of them."""
+
+    plan: Plan
+    numbers: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __iter__(self) -> Iterator[Task]:
+        return map(self.plan.task, self.numbers)
 
 
 def table_of(plan: Plan, rows: Mapping[int, Row]) -> dict[str, list[Any]]:

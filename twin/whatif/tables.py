@@ -22,15 +22,16 @@ def render_comparison(comparison: Mapping[str, Any], color: bool = False) -> str
     for variant in comparison["variants"]:
         parts.append(Text(f"{variant['name']} against {base}", "bold"))
         made = table("Figure", "before", "after", "difference", "")
-        made.columns[0].max_width = 24
+        widest = max((len(row["label"]) for row in variant["judged"]), default=6)
+        made.columns[0].min_width = made.columns[0].max_width = min(24, widest)
         made.columns[-1].justify = "left"
         for row in variant["judged"]:
             made.add_row(*_cells(row))
         parts.append(made)
     many = len(comparison["seeds"]) if comparison["seeds"] else 0
     how = (
-        f"{plural(many, 'seed')}, the same for all; intervals of {comparison['judged']} figures that hold together "
-        "with 98 %."
+        f"{plural(many, 'seed')}, the same for all. In brackets, where the difference lies; all "
+        f"{plural(comparison['judged'], 'bracket')} hold at once in 98 of 100 comparisons."
         if many
         else comparison["how"]
     )

@@ -192,9 +192,16 @@ def change_text(found: Difference, unit: str) -> str:
 
 
 def _digits(found: Difference) -> int:
-    """Decimals of a percentage that the width of its interval warrants."""
+    """Decimals of a percentage that the width of its interval warrants, and that tell an end from 0 where it is not."""
     width = 100 * (found.high - found.low)
-    return 0 if width >= 2 else 1 if width >= 0.2 else 2
+    digits = 0 if width >= 2 else 1 if width >= 0.2 else 2
+    while (
+        found.is_found
+        and digits < 2
+        and not all(round(100 * x, digits) for x in (found.low, found.high))
+    ):
+        digits += 1
+    return digits
 
 
 def _signed(value: float, digits: int) -> str:
