@@ -1,7 +1,7 @@
 """The command `twin`: what a person types, and what comes back.
 
-Exit status: 0 done, 1 an objective was missed (`--check`), 2 bad input, 130 interrupted. Results go to stdout, progress
-and complaints to stderr.
+Exit status: 0 done, 1 an objective was missed (`--check`) or cannot be met (searches), 2 bad input, 130 interrupted.
+Results go to stdout, progress and complaints to stderr.
 """
 
 import sys
