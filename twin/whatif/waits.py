@@ -136,11 +136,11 @@ def _judged(
     points: list[dict[str, Any]] = []
     changes: dict[float, Difference] = {}
     for wait, rows in waits:
-        point = {"wait_s": wait, **_shown(mean_figures(rows), tier)}
-        change = paired(
-            *([row.get("output_tokens_per_s") for row in side] for side in (waits[0][1], rows)),
-            level,
+        point: dict[str, Any] = {"wait_s": wait, **_shown(mean_figures(rows), tier)}
+        before, after = (
+            [row.get("output_tokens_per_s") for row in side] for side in (waits[0][1], rows)
         )
+        change = paired(before, after, level)
         if change is not None and points:
             changes[wait] = change
             point["change"] = change_text(change, "")
