@@ -13,7 +13,8 @@ from twin.whatif.figures import figures_of, is_saturated
 from twin.whatif.load_curve import load_curve
 from twin.whatif.page import curves_of, latency_of, render_page
 from twin.whatif.runs import Backend
-from twin.whatif.sweep import Point, Row, plan, sweep, table_of
+from twin.whatif.sweep import Point, Row, plan, points_of, sweep, table_of
+from twin.whatif.sweep_tables import sweep_as_data
 
 SOURCE = document(
     traffic=[stream(100, 60, requests=150)],
@@ -67,8 +68,6 @@ def test_how_fast_is_fast_enough(tmp_path):
 def test_say_when_the_system_is_saturated(swept):
     """inference-sim#1364: a flag that never goes off again as load rises, and the last sustainable rate."""
     made, rows = swept
-    from twin.whatif.sweep import points_of
-
     points = points_of(made, rows)
     ((_, curve),) = curves_of(made, points, latency_of(made, points))
     flags = [load.saturated for load in curve.loads]
@@ -80,6 +79,7 @@ def test_say_when_the_system_is_saturated(swept):
     assert sustainable.throughput == pytest.approx(sustainable.load, rel=0.25)
     assert max(load.throughput for load in curve.loads) < 3 * sustainable.throughput
     assert "depend on how long the run was" in curve.text()
+    assert [point.is_saturated for point in points] == flags
     told = curve.to_dict()["loads"]
     assert [load["depends_on_run_length"] for load in told] == flags
     assert "saturated" in render_page(made, rows)
@@ -103,11 +103,27 @@ def test_a_flag_does_not_go_off_again():
     assert curve.sustainable.load == 1
 
 
+def test_points_beyond_a_saturated_one_are_saturated_in_every_table():
+    """Of the same other values only: eight slots bear what four do not."""
+    made = plan(
+        load_scenario(SOURCE),
+        [parse_axis("traffic.0.arrivals.rate=30,10,20"), parse_axis("engine.max_num_seqs=4,8")],
+        1,
+    )
+    growth = {(10, 4): 0.0, (20, 4): 0.4, (30, 4): 0.0, (10, 8): 0.0, (20, 8): 0.0, (30, 8): 0.01}
+    rows = {
+        number: Row(number, {"growth": growth[values], "requests_per_s": 5.0}, None)
+        for number, values in enumerate(made.points)
+    }
+    states = {point.values: point.is_saturated for point in points_of(made, rows)}
+    assert {values for values, state in states.items() if state} == {(20, 4), (30, 4)}
+    told = sweep_as_data(made, rows)["points"]
+    assert [of["saturated"] for of in told] == [states[values] for values in made.points]
+
+
 def test_find_the_knee_before_tuning_the_autoscaler(swept):
     """llm-d-autoscaling#1249: knee, peak and saturation are marked and become a target."""
     made, rows = swept
-    from twin.whatif.sweep import points_of
-
     points = points_of(made, rows)
     ((_, curve),) = curves_of(made, points, "ONLINE.ttft_p99")
     assert curve.knee is not None
@@ -137,7 +153,7 @@ def test_requests_that_fail_count_as_not_served():
 
 
 def test_a_load_is_a_key_of_the_traffic():
-    from twin.whatif.load_curve import is_load
+    from twin.whatif.axes import is_load
 
     assert is_load(Axis("traffic.0.arrivals.rate", (1, 2)))
     assert is_load(Axis("traffic.1.speedup", (1, 2)))

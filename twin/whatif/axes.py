@@ -18,6 +18,9 @@ import yaml
 from twin.errors import InputError
 from twin.scenario_yaml import parse
 
+LOAD_KEYS = ("rate", "speedup", "users")
+"""Last steps of the keys that say how much traffic comes."""
+
 MOST_VALUES = 10_000
 """Values of one key, and points of a whole grid."""
 
@@ -212,3 +215,10 @@ def overrides_of(axes: Sequence[Axis | Range], point: Sequence[Any]) -> tuple[st
 def _overrides(axes: Sequence[Axis | Range], point: Sequence[Any]) -> Iterator[str]:
     for axis, value in zip(axes, point, strict=True):
         yield override(axis.key, value)
+
+
+def is_load(axis: Axis) -> bool:
+    """Whether the key says how much traffic comes."""
+    return (
+        axis.is_numeric and axis.key.split(".")[-1] in LOAD_KEYS and axis.key.startswith("traffic.")
+    )

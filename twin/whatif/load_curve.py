@@ -4,11 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twin.report.texts import duration
-from twin.whatif.axes import Axis
 from twin.whatif.sweep import Point
-
-LOAD_KEYS = ("rate", "speedup", "users")
-"""Last steps of the keys that say how much traffic comes."""
 
 PLATEAU = 0.01
 """Throughputs within this share of the most are the same."""
@@ -112,13 +108,6 @@ class LoadCurve:
                 for of in self.loads
             ],
         }
-
-
-def is_load(axis: Axis) -> bool:
-    """Whether the key says how much traffic comes."""
-    return (
-        axis.is_numeric and axis.key.split(".")[-1] in LOAD_KEYS and axis.key.startswith("traffic.")
-    )
 
 
 def load_curve(

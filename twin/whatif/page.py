@@ -6,10 +6,10 @@ from typing import Any
 
 from twin.report.html import chart, page, section, table_html
 from twin.report.texts import count, plural
-from twin.whatif.axes import Axis, text_of
+from twin.whatif.axes import Axis, is_load, text_of
 from twin.whatif.charts import heat_map, throughput_latency, tornado
 from twin.whatif.figures import Measure, measure
-from twin.whatif.load_curve import LoadCurve, is_load, load_curve
+from twin.whatif.load_curve import LoadCurve, load_curve
 from twin.whatif.sweep import Plan, Point, Row, points_of
 from twin.whatif.verdict import value_text
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -9,7 +10,7 @@ from typing import Any, Protocol
 from twin.errors import InputError
 from twin.scenario import Scenario, load_scenario
 from twin.whatif.asked import check_varied
-from twin.whatif.axes import Axis, check_keys, grid, overrides_of
+from twin.whatif.axes import Axis, check_keys, grid, is_load, overrides_of, text_of
 from twin.whatif.figures import Figures, is_saturated, mean_of
 from twin.whatif.runs import Backend, Interrupted, Run, Task, ctrl_c, run_all
 
@@ -196,6 +197,8 @@ class Point:
     """One for each seed that was run."""
     error: str | None
     """Why it could not run."""
+    is_beyond: bool = False
+    """Whether a lower load saturates the same configuration already."""
 
     def mean(self, name: str) -> float | None:
         """Of a figure over its seeds; None also where one of them served nobody."""
@@ -208,8 +211,8 @@ class Point:
 
     @property
     def is_saturated(self) -> bool:
-        """Whether it is in most of its seeds."""
-        return 2 * sum(map(is_saturated, self.rows)) > len(self.rows)
+        """Whether it is in most of its seeds, or at a lower load already: a short run can look steady."""
+        return self.is_beyond or 2 * sum(map(is_saturated, self.rows)) > len(self.rows)
 
 
 def points_of(plan: Plan, rows: Mapping[int, Row]) -> list[Point]:
@@ -222,4 +225,25 @@ def points_of(plan: Plan, rows: Mapping[int, Row]) -> list[Point]:
             figures = tuple(row.figures for row in there if row.figures is not None)
             error = next((row.error for row in there if row.error), None)
             found.append(Point(values, figures, error))
-    return found
+    return _beyond(plan, found)
+
+
+def _beyond(plan: Plan, points: Sequence[Point]) -> list[Point]:
+    """The points, those marked whose configuration is saturated at a lower load."""
+    index = next((i for i, axis in enumerate(plan.axes) if is_load(axis)), None)
+    if index is None:
+        return list(points)
+    least: dict[str, float] = {}
+    for point in points:
+        if point.is_saturated:
+            key, load = _others(point, index), point.values[index]
+            least[key] = min(load, least.get(key, load))
+    return [
+        replace(point, is_beyond=point.values[index] > least.get(_others(point, index), math.inf))
+        for point in points
+    ]
+
+
+def _others(point: Point, index: int) -> str:
+    """The values of the other keys, as text."""
+    return text_of([value for i, value in enumerate(point.values) if i != index])
