@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import socket
 import subprocess
 import sys
 from ipaddress import ip_address
@@ -20,6 +21,9 @@ def main() -> None:
         help="where to listen; any but loopback is open to the network",
     )
     options = parser.parse_args()
+    problem = why_not(options.address, options.port)
+    if problem:
+        parser.error(problem)
     if not is_loopback(options.address):
         sys.stderr.write(
             f"warning: {options.address} can be reached from the network, and there is no log-in; put a proxy with one "
@@ -28,7 +32,7 @@ def main() -> None:
     root = str(Path(__file__).parents[1])
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     command = [
-        sys.executable, "-m", "streamlit", "run", str(Path(__file__).with_name("app.py")),
+        sys.executable, "-m", "dashboard.server", "run", str(Path(__file__).with_name("app.py")),
         "--server.port", str(options.port), "--server.address", options.address,
         "--server.headless", "true", "--server.fileWatcherType", "none",
         "--server.maxUploadSize", str(Limits().upload_bytes >> 20),
@@ -44,6 +48,19 @@ def main() -> None:
     except KeyboardInterrupt:
         code = 0
     sys.exit(code)
+
+
+def why_not(address: str, port: int) -> str:
+    """Why nobody can listen there, in a sentence; empty if one can."""
+    if not 1 <= port <= 65_535:
+        return f"--port must be 1 to 65535, got {port}"
+    try:
+        (family, _, _, _, place), *_ = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+        socket.create_server(place[:2], family=family).close()
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        return f"--address {address} --port {port}: cannot listen there: {reason}"
+    return ""
 
 
 def is_loopback(address: str) -> bool:

@@ -5,6 +5,7 @@ import site
 import sys
 import sysconfig
 import zoneinfo
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,8 @@ class Guard:
             return
         path = os.path.realpath(name)
         if not path.startswith(self._places):
-            sys.stderr.write(f"refused to open {path}\n")
+            with suppress(OSError):
+                sys.stderr.write(f"refused to open {path}\n")
             raise PermissionError(
                 "the scenario names a file of the server; the page takes uploads only"
             )

@@ -12,6 +12,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -283,7 +284,8 @@ def main() -> None:
             _say(out, {"is": "failed", "error": str(error)})
         except Exception as error:
             # What nobody thought of: the whole of it for who runs the server, no more than its kind for who asked.
-            traceback.print_exc()
+            with suppress(OSError):
+                traceback.print_exc()
             _say(
                 out,
                 {

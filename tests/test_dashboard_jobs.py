@@ -2,11 +2,13 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import dashboard.jobs
@@ -14,7 +16,9 @@ from dashboard.jobs import Jobs
 from dashboard.limits import Limits
 from dashboard.results import archive
 from dashboard.state import DEFAULT
+from dashboard.work import validate
 from tests.runs import azure_csv, document, run, stream
+from twin.errors import InputError
 from twin.report.json_summary import summarize
 
 ROOT = Path(__file__).parents[1]
@@ -173,7 +177,7 @@ def test_the_other_kinds(jobs, tmp_path):
     assert searched.state == "done", searched.error
     assert len(searched.result["documents"]) == 4
     waited = finished(
-        jobs, ask(jobs, SMALL, kind="waits", tiers=["ONLINE"], waits=[0.0, 0.1], seeds=1)
+        jobs, ask(jobs, SMALL, kind="waits", tiers=["ONLINE"], waits=[0.0, 0.1], seeds=2)
     )
     assert waited.state == "done", waited.error
     trace = azure_csv(tmp_path, [("2023-11-16 18:00:00", 10, 5), ("nonsense", 10, 5)])
@@ -191,6 +195,76 @@ def test_the_other_kinds(jobs, tmp_path):
         trials=2,
     )
     assert "no built-in order" in finished(jobs, hostile).error
+
+
+def test_an_error_that_nobody_thought_of_is_called_one(jobs):
+    """Not lack of memory; and the process goes on."""
+    job = finished(jobs, jobs.ask("run", {"uploads": {}}, "one"))
+    assert job.state == "failed"
+    assert "an error of the dashboard (KeyError)" in job.error
+    assert "memory" not in job.error
+    assert finished(jobs, ask(jobs, SMALL | {"run": {"seed": 11}})).state == "done"
+
+
+def test_a_process_that_was_ended_says_how():
+    one = Jobs(Limits(), workers=1)
+    try:
+        job = ask(one, LONG)
+        running(one, job)
+        os.kill(one._workers[0]._process.pid, signal.SIGKILL)
+        assert finished(one, job).state == "failed"
+        assert "ended by signal 9" in job.error
+        assert "4,096 MiB" in job.error
+        assert finished(one, ask(one, SMALL | {"run": {"seed": 12}})).state == "done"
+    finally:
+        one.close()
+
+
+def test_who_is_gone_does_not_hold_up_a_cancel(jobs, monkeypatch):
+    """A page that is loaded anew is another session; the one before looks no more."""
+    monkeypatch.setattr(dashboard.jobs, "AWAY_S", 0.3)
+    source = LONG | {"run": {"engine_mode": "stepped", "seed": 4}}
+    job = ask(jobs, source, "before")
+    assert ask(jobs, source, "one") is job
+    running(jobs, job)
+    time.sleep(0.4)
+    jobs.look(job.key, "one")
+    jobs.cancel(job.key, "one")
+    assert job.state == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("arrival_s", ["a", "b"], "column arrival_s: must hold numbers"),
+        ("finish_s", [[1.0], [2.0]], "column finish_s: must hold numbers"),
+        ("output_tokens", [{"a": 1}, {"a": 2}], "column output_tokens: must hold numbers"),
+        ("itl_s", ["a", None], "column itl_s: must hold lists of numbers, row 1"),
+        ("itl_s", [["x"], ["y"]], "column itl_s: must hold lists of numbers, row 1"),
+        ("tier", [["A"], ["B"]], "column tier: must hold text, row 1"),
+        ("x", [1, 2], "no column arrival_s"),
+        (None, None, "not readable as Parquet"),
+    ],
+)
+def test_measurements_of_any_kind_are_answered(tmp_path, column, values, message):
+    good, bad = tmp_path / "good.parquet", tmp_path / "bad.parquet"
+    usual = {"arrival_s": [0.0, 1.0], "first_token_s": [0.5, None], "finish_s": [2.0, 3.0], "output_tokens": [5, 6],
+             "outcome": ["completed", "completed"], "tier": ["A", "A"], "itl_s": [[0.1], None]}  # fmt: skip
+    pd.DataFrame(usual).to_parquet(good)
+    if column is None:
+        bad.write_bytes(b"PAR1" + b"x" * 50)
+    elif column == "x":
+        pd.DataFrame({"x": values}).to_parquet(bad)
+    else:
+        pd.DataFrame(usual | {column: values}).to_parquet(bad)
+    paths = {"predicted.parquet": str(good), "measured.parquet": str(bad)}
+    with pytest.raises(InputError, match=f"measured.parquet: {message}"):
+        validate({"uploads": paths}, Limits(), lambda *_: None)
+    found = validate(
+        {"uploads": paths | {"measured.parquet": str(good)}}, Limits(), lambda *_: None
+    )
+    assert found["rows"]
+    assert all(row["error"] == 0 for row in found["rows"])
 
 
 def test_a_file_is_of_its_run(jobs):

@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import zlib
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dashboard.__main__ import is_loopback
+from dashboard.__main__ import is_loopback, why_not
 from dashboard.guard import Guard
 from dashboard.limits import Limits
 from dashboard.links import decode, encode
@@ -21,6 +22,7 @@ from dashboard.safety import admit, check_size, named, read_untrusted, with_name
 from dashboard.state import DEFAULT
 from dashboard.work import load
 from tests.runs import azure_csv, document, stream
+from tests.tools import free_port
 from twin.errors import InputError
 from twin.scenario import load_scenario
 
@@ -215,6 +217,45 @@ for name in sys.argv[2:]:
     assert done.stdout == ""
     assert f"refused to open {os.path.realpath(secret)}" in done.stderr
     assert Guard()("import", ("os",)) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--port", "99999"], "--port must be 1 to 65535, got 99999"),
+        (["--port", "0"], "--port must be 1 to 65535, got 0"),
+        (["--address", "999.1.1.1"], "--address 999.1.1.1 --port 8501: cannot listen there"),
+        (["--address", "x" * 300], "cannot listen there"),
+    ],
+)
+def test_where_nobody_can_listen_is_told_in_a_sentence(arguments, message):
+    done = subprocess.run(
+        [sys.executable, "-m", "dashboard", *arguments], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_that_is_taken_is_told():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert "cannot listen there" in why_not("127.0.0.1", taken.getsockname()[1])
+    assert not why_not("127.0.0.1", free_port())
+
+
+def test_a_signal_ends_it_though_nobody_reads_its_log():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dashboard", "--port", str(free_port())], cwd=ROOT, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        while b"http://" not in process.stdout.readline():
+            assert process.poll() is None
+        process.stdout.close()
+        process.terminate()
+        process.wait(30)
+    finally:
+        process.kill()
 
 
 @pytest.mark.parametrize(
