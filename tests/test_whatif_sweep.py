@@ -23,6 +23,7 @@ from twin.whatif.page import render_page
 from twin.whatif.runs import Backend
 from twin.whatif.store import FileJournal, basis_of, check_basis, write_table
 from twin.whatif.sweep import Point, Row, plan, sweep
+from twin.whatif.sweep_tables import render_sweep
 
 ROOT = Path(__file__).parents[1]
 SMALL = document(traffic=[stream(requests=30)], objectives={"ONLINE": {"ttft_p99": 0.3}})
@@ -432,6 +433,10 @@ def test_the_mean_of_a_point_is_not_that_of_its_lucky_seeds():
     empty = {"ONLINE.ttft_p99": None, "ONLINE.offered": 0.0, "ONLINE.completed": 0.0}
     assert Point((1,), (served, nobody), None).mean("ONLINE.ttft_p99") is None
     assert Point((1,), (served, empty), None).mean("ONLINE.ttft_p99") == 0.2
+    made = plan(load_scenario(SMALL), [parse_axis("engine.max_num_seqs=4,8")], 2)
+    rows = {k: Row(k, row, None) for k, row in enumerate((served, nobody, served, empty))}
+    for text in (render_sweep(made, rows, measure("ONLINE.ttft_p99")), render_page(made, rows)):
+        assert text.count("none served") == 1
 
 
 @pytest.mark.parametrize("pause", [0.1, 0.3, 0.6, 1.0])

@@ -148,14 +148,15 @@ def fewest_gpus(
         needs_packages("twin fewest-gpus", "joblib")
         from twin.scenario import load_scenario
         from twin.whatif.axes import parse_axis
-        from twin.whatif.runs import Interrupted
+        from twin.whatif.runs import Interrupted, ctrl_c
         from twin.whatif.search import NotMet
         from twin.whatif.search import fewest_gpus as search
 
         loaded = load_scenario(scenario, overrides or (), seed)
         axes = [parse_axis(text) for text in vary or ()]
         try:
-            found = search(loaded, axes, seeds, most, backend(jobs, ray), complain)
+            with ctrl_c() as pressed:
+                found = search(loaded, axes, seeds, most, backend(jobs, ray), _teller(pressed))
         except Interrupted:
             raise KeyboardInterrupt from None
         except NotMet as error:
@@ -181,16 +182,28 @@ def headroom(
         needs_packages("twin headroom", "joblib")
         from twin.scenario import load_scenario
         from twin.whatif.headroom import headroom as search
-        from twin.whatif.runs import Interrupted
+        from twin.whatif.runs import Interrupted, ctrl_c
 
         loaded = load_scenario(scenario, overrides or (), seed)
         try:
-            found = search(loaded, seeds, backend(jobs, ray), complain)
+            with ctrl_c() as pressed:
+                found = search(loaded, seeds, backend(jobs, ray), _teller(pressed))
         except Interrupted:
             raise KeyboardInterrupt from None
         _answer(found, as_json)
         if found["factor"] is None:
             raise typer.Exit(MISSED)
+
+
+def _teller(pressed: list[bool]) -> Any:
+    """Says what each configuration came to, and ends the search if Ctrl-C was pressed and got lost."""
+
+    def tell(text: str) -> None:
+        complain(text)
+        if pressed:
+            raise KeyboardInterrupt
+
+    return tell
 
 
 def _answer(found: dict[str, Any], as_json: bool) -> None:

@@ -129,6 +129,9 @@ def _table(plan: Plan, points: Sequence[Point], latency: str) -> str:
         cells = [escape(text_of(value)) for value in point.values]
         for m in measures:
             value = point.mean(m.name)
+            if point.is_lost(m.name):
+                cells.append('<span class="missed">none served</span>')
+                continue
             text = escape(value_text(value, m.unit))
             if m.limit is not None and value is not None:
                 text = f'<span class="{"met" if value <= m.limit else "missed"}">{text}</span>'

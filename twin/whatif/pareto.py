@@ -109,6 +109,12 @@ def _shown(search: Search) -> list[Measure]:
     return list({m.name: m for m in (*search.goals, *search.constraints)}.values())
 
 
+def _unserved(search: Search, entry: Mapping[str, Any]) -> set[str]:
+    """The objectives without a value because requests came and none was served."""
+    over = zip(search.constraints, entry["excess"], strict=False)
+    return {m.name for m, by in over if by > 0 and entry["figures"].get(m.name) is None}
+
+
 def _page_table(search: Search, found: Mapping[str, Any]) -> str:
     measures = _shown(search)
     rows = []
@@ -118,6 +124,8 @@ def _page_table(search: Search, found: Mapping[str, Any]) -> str:
         for m in measures:
             value = entry["figures"].get(m.name)
             text = escape(value_text(value, m.unit))
+            if m.name in _unserved(search, entry):
+                text = '<span class="missed">none served</span>'
             if m.limit is not None and value is not None:
                 text = f'<span class="{"met" if value <= m.limit else "missed"}">{text}</span>'
             cells.append(text)
@@ -148,7 +156,11 @@ def render_front(search: Search, found: Mapping[str, Any], color: bool = False) 
     made.columns[0].min_width = min(40, max(map(len, lines), default=5))
     for entry in found["confirmed"]:
         taken = found["chosen"] is not None and entry["key"] == found["chosen"]["key"]
-        cells = [value_text(entry["figures"].get(m.name), m.unit) for m in measures]
+        gone = _unserved(search, entry)
+        cells = [
+            "none served" if m.name in gone else value_text(entry["figures"].get(m.name), m.unit)
+            for m in measures
+        ]
         word = "take" if taken else "" if entry["is_good"] else "breaks an objective"
         made.add_row(entry["key"].replace(" ; ", "\n"), *cells, word)
     if found["confirmed"]:

@@ -11,7 +11,7 @@ from twin.errors import InputError
 from twin.scenario import Scenario, load_scenario
 from twin.whatif.asked import check_varied
 from twin.whatif.axes import Axis, check_keys, grid, is_load, overrides_of, text_of
-from twin.whatif.figures import Figures, is_saturated, mean_of
+from twin.whatif.figures import Figures, is_lost, is_saturated, mean_of
 from twin.whatif.runs import Backend, Interrupted, Run, Task, ctrl_c, run_all
 
 MOST_RUNS = 200_000
@@ -203,6 +203,10 @@ class Point:
     def mean(self, name: str) -> float | None:
         """Of a figure over its seeds; None also where one of them served nobody."""
         return mean_of(self.rows, name)
+
+    def is_lost(self, name: str) -> bool:
+        """Whether under one of its seeds requests came and none was served, so that a latency has no mean."""
+        return self.mean(name) is None and any(is_lost(row, name) for row in self.rows)
 
     def span(self, name: str) -> tuple[float, float] | None:
         """Least and most of a figure over the seeds."""

@@ -78,6 +78,9 @@ def _cells(point: Point, measures: list[Measure]) -> list[Any]:
     cells: list[Any] = [text_of(value) for value in point.values]
     for m in measures:
         value = point.mean(m.name)
+        if point.is_lost(m.name):
+            cells.append(Text("none served", "bold red"))
+            continue
         text = Text(value_text(value, m.unit))
         if m.limit is not None and value is not None and value > m.limit:
             text.stylize("bold red")
