@@ -16,6 +16,19 @@ ROOT = Path(__file__).parents[1]
 PATIENCE_S = 90
 
 
+def until_it_answers(process: subprocess.Popen, port: int, log: Path = Path(os.devnull)) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/_stcore/health") as answer:
+                assert answer.read() == b"ok"
+            return
+        except OSError:
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < end, log.read_text()
+            time.sleep(0.1)
+
+
 @contextmanager
 def dashboard_server(log: Path, ended_by: int = signal.SIGTERM) -> Iterator[str]:
     """Its address, once it answers; what it says goes into a file; a signal ends it."""
@@ -27,16 +40,7 @@ def dashboard_server(log: Path, ended_by: int = signal.SIGTERM) -> Iterator[str]
         )  # fmt: skip
         url = f"http://127.0.0.1:{port}"
         try:
-            end = time.monotonic() + PATIENCE_S
-            while True:
-                try:
-                    with urllib.request.urlopen(f"{url}/_stcore/health") as answer:
-                        assert answer.read() == b"ok"
-                    break
-                except OSError:
-                    assert process.poll() is None, log.read_text()
-                    assert time.monotonic() < end, log.read_text()
-                    time.sleep(0.1)
+            until_it_answers(process, port, log)
             yield url
         finally:
             process.send_signal(ended_by)

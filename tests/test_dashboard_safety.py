@@ -21,6 +21,7 @@ from dashboard.links import decode, encode
 from dashboard.safety import admit, check_size, named, read_untrusted, with_names
 from dashboard.state import DEFAULT
 from dashboard.work import load
+from tests.dashboard_server import until_it_answers
 from tests.runs import azure_csv, document, stream
 from tests.tools import free_port
 from twin.errors import InputError
@@ -244,14 +245,16 @@ def test_a_port_that_is_taken_is_told():
 
 
 def test_a_signal_ends_it_though_nobody_reads_its_log():
+    port = free_port()
     process = subprocess.Popen(
-        [sys.executable, "-m", "dashboard", "--port", str(free_port())], cwd=ROOT, stdout=subprocess.PIPE,
+        [sys.executable, "-m", "dashboard", "--port", str(port)], cwd=ROOT, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:
         while b"http://" not in process.stdout.readline():
             assert process.poll() is None
         process.stdout.close()
+        until_it_answers(process, port)
         process.terminate()
         process.wait(30)
     finally:
