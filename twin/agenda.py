@@ -36,7 +36,7 @@ class Agenda:
 
     @property
     def now_ps(self) -> int:
-        """Picoseconds. SimPy calls its time a float; all our delays are ints."""
+        """Picoseconds: SimPy calls its time a float; all our delays are ints."""
         instant_ps: int = self._env._now
         return instant_ps
 
@@ -58,6 +58,5 @@ class Agenda:
             return
         self._env._now = heappop(queue)[0]
         callbacks, entry.callbacks = entry.callbacks, None
-        assert callbacks is not None
-        for act in callbacks:
+        for act in callbacks or ():
             act(entry)

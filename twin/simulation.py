@@ -601,7 +601,7 @@ class _Run:
 
     @property
     def _now_ps(self) -> int:
-        return self._agenda.now_ps
+        return self._env._now  # type: ignore[return-value]  # SimPy calls its time a float
 
 
 def _place(arrival: Arrival) -> str:

@@ -139,6 +139,8 @@ def test_a_jump_ends_before_64_bits_do():
     assert long.add(10**6, 10**9, 3)
     assert long.end(10**6) == 10**15 + 3 * (10**6 * (10**6 - 1) // 2)
     assert long.find(long.end(777_777), 1) == 777_777
+    delays = [long.end(10**6) - long.end(step) for step in range(999_000, 10**6)]
+    assert long.sum_delays(999_000, 10**6, 10**6) == sum(delays)
 
 
 @given(st.lists(runs, min_size=1, max_size=8), st.data())

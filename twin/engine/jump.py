@@ -12,8 +12,14 @@ if TYPE_CHECKING:
 END_OF_TIME: Final = 9.2e18
 """Picoseconds, later than any instant of a run; they still fit into 64 bits."""
 
-LONGEST_PIECE: Final = 1 << 16
-"""Steps; cubes of so few fit into 64 bits."""
+MANY_STEPS: Final = 1 << 16
+"""Cubes of so few fit into 64 bits."""
+
+LONG_PS: Final = 1 << 46
+"""More than a minute; so many steps of that length are still within 64 bits."""
+
+EARLY_PS: Final = 1 << 62
+"""Half of what fits into 64 bits, 53 days."""
 
 
 class Piece:
@@ -34,6 +40,8 @@ class Piece:
 
     def end(self, step: "i64") -> "i64":
         """When `step`, or the one before them all, is over."""
+        if step == self.last:
+            return self.stop
         i = step - self.before
         return self.start + i * self.first + self.growth * (i * (i - 1) // 2)
 
@@ -54,13 +62,16 @@ class Piece:
                 step += 1
         return step
 
-    def sum_ends(self, step: "i64", stride: "i64", n: "i64") -> int:
-        """How long after `start` `n` steps are over, every `stride`-th one from `step` on, added up."""
+    def sum_ends(self, step: "i64", stride: "i64", n: "i64") -> "tuple[i64, i64]":
+        """How long after `start` `n` steps are over, every `stride`-th one from `step` on, added up.
+
+        Returns how many times `first` and how many times `growth` that is.
+        """
         i = step - self.before
         pairs = n * (n - 1) // 2
         grown = n * (i * (i - 1) // 2) + (stride * i + stride * (stride - 1) // 2) * pairs
         grown += stride * stride * (pairs * (n - 2) // 3)
-        return times(n * i + stride * pairs, self.first) + times(grown, self.growth)
+        return n * i + stride * pairs, grown
 
 
 class Jump:
@@ -68,11 +79,11 @@ class Jump:
     `end(0)`.
     """
 
-    __slots__ = ("_end", "_pieces", "steps")
+    __slots__ = ("_end", "_pieces", "_start", "steps")
 
     def __init__(self, start_ps: "i64") -> None:
         self.steps: i64 = 0
-        self._end = start_ps
+        self._start = self._end = start_ps
         self._pieces: list[Piece] = []
 
     def add(self, count: int, first_ps: int, growth_ps: int) -> bool:
@@ -80,6 +91,11 @@ class Jump:
 
         Otherwise some of them are left out, or, if it is one, it ends about there.
         """
+        is_short = count < MANY_STEPS and first_ps + count * growth_ps < LONG_PS
+        if is_short and self._end < EARLY_PS:
+            if count:
+                self._append(count, first_ps, growth_ps)
+            return True
         asked, room = count, END_OF_TIME - float(self._end)
         while (
             count > 1 and float(count) * (float(first_ps) + float(count) * float(growth_ps)) > room
@@ -89,14 +105,17 @@ class Jump:
             first_ps = int(room)
         left = count
         while left > 0:
-            number = min(left, LONGEST_PIECE)
-            piece = Piece(self.steps, number, self._end, first_ps, growth_ps)
-            self._pieces.append(piece)
-            self.steps = piece.last
-            self._end = piece.stop
+            number = min(left, MANY_STEPS)
+            self._append(number, first_ps, growth_ps)
             left -= number
             first_ps += number * growth_ps
         return count == asked
+
+    def _append(self, count: "i64", first_ps: "i64", growth_ps: "i64") -> None:
+        piece = Piece(self.steps, count, self._end, first_ps, growth_ps)
+        self._pieces.append(piece)
+        self.steps = piece.last
+        self._end = piece.stop
 
     def end(self, step: "i64") -> "i64":
         """When `step` is over."""
@@ -115,13 +134,20 @@ class Jump:
     def sum_delays(self, first: "i64", last: "i64", until: "i64", stride: "i64" = 1) -> int:
         """How long before step `until` every `stride`-th step from `first` to `last` is over, added up."""
         total, until_ps = 0, self.end(until)
+        short: i64 = 0
+        is_short = self.steps < MANY_STEPS and self._end - self._start < LONG_PS
         for piece in self._pieces:
             stop = min(piece.last, last)
             if first <= stop:
                 n = (stop - first) // stride + 1
-                total += times(n, until_ps - piece.start) - piece.sum_ends(first, stride, n)
+                delay_ps, (steps, grown) = until_ps - piece.start, piece.sum_ends(first, stride, n)
+                if is_short:
+                    short += n * delay_ps - steps * piece.first - grown * piece.growth
+                else:
+                    total += times(n, delay_ps)
+                    total -= times(steps, piece.first) + times(grown, piece.growth)
                 first += n * stride
-        return total
+        return total + short
 
     def note(self, timeline: Timeline, first: "i64", last: "i64") -> None:
         """The steps from `first` to `last` are over."""

@@ -482,7 +482,7 @@ class Replica:
 
     @property
     def _now_ps(self) -> int:
-        return self._agenda.now_ps
+        return self._env._now  # type: ignore[return-value]  # SimPy calls its time a float
 
     def _wake_up(self) -> None:
         if self._alarm is not None:

@@ -53,7 +53,7 @@ class Timeline:
             self._spare -= 1
             self._growth = growth_ps
         self.last += count
-        self._end = _end(start_ps, first_ps, growth_ps, count)
+        self._end = start_ps + count * first_ps + growth_ps * (count * (count - 1) // 2)
         self._next = first_ps + count * growth_ps
 
     def end(self, step: "i64") -> "i64":
