@@ -159,6 +159,26 @@ def test_an_error_takes_the_place_of_old_results(window, server):
     )
 
 
+def test_what_is_on_the_screen_is_what_is_asked_for(window, server):
+    """No run of the last number that was allowed; and back leads to what the address says."""
+    go(window, server, small())
+    window.click("Run")
+    done(window)
+    for label in ("Replicas", "max_num_batched_tokens"):
+        window.type(label, "0")
+        window.click("Run")
+        window.reads(f"{label}: must be >= 1, got 0")
+        assert window.value(label) == "0"
+        assert "Goodput" not in window.text
+        window.type(label, "4096")
+    window.type("Replicas", "3")
+    window.click("Run")
+    done(window)
+    window.driver.back()
+    window.wait(lambda: window.value("Replicas") == "2", "the configuration of the address")
+    assert window.value("max_num_batched_tokens") == "8192"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -202,6 +222,8 @@ def test_pareto_opens_a_point_by_a_click(window, server):
     window.reads("Goals, the most important first")
     window.click("Search")
     window.reads("Take engine.max_num_seqs=128")
+    window.reads("Each under 2 seeds")
+    window.reads("rest on 5 other seeds")
     marks = window.wait(lambda: window.all(".js-plotly-plot .points path.point"), "marks")
     window.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", marks[0])
     from selenium.webdriver import ActionChains
@@ -219,10 +241,12 @@ def test_pareto_opens_a_point_by_a_click(window, server):
 
 def test_waits_fidelity_and_an_upload(window, server, tmp_path):
     go(window, server, small())
-    window.reads("Configuration")
+    window.type("Seed", "31")
+    window.wait(lambda: "seed: 31" in window.driver.page_source, "the seed in the scenario")
     window.click("Batching wait", "a span, a")
     window.click("Explore")
-    window.reads("waiting buys nothing here")
+    window.reads("Rests on 5 seeds of this traffic")
+    window.reads("Throughput against latency, means of 5 seeds")
     window.wait(lambda: window.charts() >= 2, "two charts")
     window.click("Fidelity", "a span, a")
     window.reads("Step times of meta-llama/Llama-3.1-8B on H100")
@@ -234,6 +258,7 @@ def test_waits_fidelity_and_an_upload(window, server, tmp_path):
     window.reads("40 requests, nothing malformed")
     assert str(tmp_path) not in window.text
     window.click("What if", "a span, a")
+    window.wait(lambda: window.value("Seed") == "31", "what was typed before")
     window.click(
         "YAML: the whole scenario, to read, to paste, to upload", "summary, summary p, summary span"
     )
