@@ -1,7 +1,7 @@
 """Inputs for the keys of a scenario that people change most; everything else stays as the scenario says it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import streamlit as st
@@ -41,21 +41,22 @@ def draw(document: Mapping[str, Any], key: str) -> dict[str, Any]:
     first, second, third = st.columns(3)
     with first:
         st.markdown("**Traffic**")
-        _traffic(fields)
+        gone = _traffic(fields)
     with second:
         st.markdown("**Model and engine**")
         _engine(fields)
     with third:
         st.markdown("**Cluster and objectives**")
         _cluster(fields)
-        _objectives(fields)
+        _objectives(fields, gone)
     return fields.document
 
 
 # --- traffic ------------------------------------------------------------------------------
 
 
-def _traffic(fields: Fields) -> None:
+def _traffic(fields: Fields) -> list[str]:
+    """Its inputs; the tiers that they have left without requests."""
     streams = fields.at("traffic")
     stream = streams[0] if isinstance(streams, list) and len(streams) == 1 else None
     kinds = [AS_IT_IS, POISSON, PRESET, TRACE]
@@ -84,9 +85,9 @@ def _traffic(fields: Fields) -> None:
         fields.choice("Trace", list(uploads()), *STREAM, "trace")
         fields.number("Times as fast", *STREAM, "speedup", is_whole=False)
         fields.number("Requests at most", *STREAM, "requests")
-    if kind != AS_IT_IS:
-        _tiers(fields)
+    gone = [] if kind == AS_IT_IS else _tiers(fields)
     fields.number("Seed", "run", "seed", help_text="The same seed gives the same requests.")
+    return gone
 
 
 def _kind(stream: Any) -> str:
@@ -136,15 +137,15 @@ def _lengths(fields: Fields, label: str, key: str) -> None:
         fields.number("to", *STREAM, key, "uniform", 1)
 
 
-def _tiers(fields: Fields) -> None:
-    """Shares of the three usual tiers, in per cent of all; anything else stays as it is."""
+def _tiers(fields: Fields) -> list[str]:
+    """Shares of the three usual tiers, in per cent of all; anything else stays as it is. Tiers that have none left."""
     tiers, label = fields.at(*STREAM, "tiers"), "Tiers"
     if fields.at(*STREAM, "tier") is not None:
         fields.as_it_is("Tier", *STREAM, "tier")
-        return
+        return []
     if tiers is not None and not _is_usual(tiers):
         fields.as_it_is(label, *STREAM, "tiers")
-        return
+        return []
     whole = sum(tiers.values()) if tiers else 1.0
     found, moved = {}, False
     for column, tier, who in zip(
@@ -158,7 +159,7 @@ def _tiers(fields: Fields) -> None:
             ) or 0.0  # fmt: skip
             moved |= found[tier] != percent
     if not moved:
-        return
+        return []
     for tier, most in (("BATCH", 100.0), ("OFFLINE", 100.0 - min(100.0, found["BATCH"]))):
         if found[tier] > most:
             st.warning(f"{tier} is taken as {most:g} %: no more is left of all requests.")
@@ -168,10 +169,12 @@ def _tiers(fields: Fields) -> None:
         tier: round(found[tier] / 100, 12) for tier in ("ONLINE", "BATCH", "OFFLINE") if found[tier]
     }
     fields.put(shares, *STREAM, "tiers")
-    for gone in [tier for tier in tiers or () if tier not in shares]:
-        if fields.at("objectives", gone) is not None:
-            st.info(plain(f"The objectives of {gone} are left out with its requests."))
-            fields.drop("objectives", gone)
+    gone = [tier for tier in tiers or () if tier not in shares]
+    for tier in gone:
+        if fields.at("objectives", tier) is not None:
+            st.info(plain(f"The objectives of {tier} are left out with its requests."))
+            fields.drop("objectives", tier)
+    return gone
 
 
 def _is_usual(tiers: Any) -> bool:
@@ -260,9 +263,11 @@ def _target(fields: Fields) -> int | None:
     )
 
 
-def _objectives(fields: Fields) -> None:
+def _objectives(fields: Fields, gone: Collection[str]) -> None:
     st.markdown("**Objectives, seconds** (0 = none)")
     for tier, name in (("ONLINE", "ttft_p99"), ("ONLINE", "tpot_p99"), ("BATCH", "e2e_p99")):
+        if tier in gone:
+            continue
         path = ("objectives", tier, name)
         written = fields.at(*path)
         found = fields.ask_number(

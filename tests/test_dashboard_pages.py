@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from streamlit.testing.v1 import AppTest
 
+from dashboard.jobs import Jobs
 from dashboard.links import encode
 from dashboard.state import DEFAULT, jobs
 from tests.dashboard_server import ROOT
@@ -263,7 +264,7 @@ def test_any_document_is_answered(path, value):
         ("[1,2]", "scenario: no mapping"),
         ("a:\t- b", "scenario line 1: not readable as YAML"),
         ("a: 1\na: 2", "scenario line 2: a: written twice"),
-        ("a: &a [*a]", "scenario line 1"),
+        ("a: &a [*a]", "scenario: nested too deeply"),
         ("!!python/object/apply:os.system ['id']", "the tag"),
         ("name: 2020-01-01\nmodel: meta-llama/Llama-3.1-8B", "hardware: is missing"),
         ("1: 2\nmodel: meta-llama/Llama-3.1-8B", "1: unknown key"),
@@ -347,6 +348,20 @@ def test_shares_are_cut_with_a_message_and_objectives_go_with_their_tier():
     assert set(page.session_state["edited"]["objectives"]) == {"BATCH"}
     next(one for one in page.number_input if one.label == "BATCH, %").set_value(20.0).run()
     assert page.session_state["edited"] == SMALL
+
+
+def test_views_ask_for_nothing(monkeypatch):
+    """streamlit#5827: another view of a result begins no job and asks for none."""
+    page = ran(opened(SMALL))
+    assert page.success
+    monkeypatch.setattr(Jobs, "ask", lambda *_: pytest.fail("it asked"))
+    for name, shown in (
+        ("Queue and replicas", "Requests that wait"), ("Tables", "attained is the share"), ("Latency by tier", "curve"),
+    ):  # fmt: skip
+        (view,) = (one for one in page.get("button_group") if one.label == "View")
+        view.set_value(name).run()
+        assert not told(page)
+        assert any(shown in caption.value for caption in page.caption)
 
 
 def test_what_is_typed_is_what_is_judged():
