@@ -75,12 +75,16 @@ def _show(result: Mapping[str, Any], key: str) -> None:
     (st.warning if found["chosen"] is None else st.success)(plain(found["text"]))
     searched = len(result["seeds"])
     fresh = max((entry["seeds"] for entry in found["confirmed"]), default=0)
-    st.caption(
-        f"{state_of(found)} Each under {searched} seeds, fewer where the first left no hope. What is said above, and "
-        f"the table, rest on {fresh} other seeds, under which the best of the front were run again."
+    told = [state_of(found), f"Each under {searched} seeds, fewer where the first left no hope."]
+    if result["limit_s"] is not None:
+        told.append(f"None was begun after {result['limit_s']:g} s; twin optimize has more time.")
+    told.append(
+        f"What is said above, and the table, rest on {fresh} other seeds, under which the best of the front were run "
+        "again."
         if fresh
-        else f"{state_of(found)} Each under {searched} seeds; nothing kept every objective, so nothing was run again."
+        else "Nothing kept every objective, so that nothing was run again."
     )
+    st.caption(" ".join(told))
     event = show(
         result["figure"],
         f"Each mark is a configuration, the mean over the {searched} seeds of the search. Diamonds are the front: no "

@@ -145,19 +145,19 @@ def _tables(summary: Mapping[str, Any]) -> None:
     )
     rows = [
         {
-            "tier": name,
-            "offered": tier["offered"],
-            "completed": tier["completed"],
-            "goodput, requests/s": tier["goodput_rps"],
-            "attained, %": None if tier["attainment"] is None else 100 * tier["attainment"],
+            "tier": plain(name),
+            "offered": f"{tier['offered']:,}",
+            "completed": f"{tier['completed']:,}",
+            "goodput, requests/s": _figure(tier["goodput_rps"]),
+            "attained, %": _figure(tier["attainment"], 100),
             **{
-                f"{latency.upper()} {stat}, s": tier[f"{latency}_s"][stat]
+                f"{latency.upper()} {stat}, s": _figure(tier[f"{latency}_s"][stat])
                 for latency in ("ttft", "tpot", "e2e", "queue")
             },
         }
         for name, tier in summary["tiers"].items()
     ]
-    st.dataframe(pd.DataFrame(rows), hide_index=True)
+    st.table(pd.DataFrame(rows), hide_index=True)
     st.caption(
         f"{stat} is the time within which that share of the requests was done. Seconds; attained is the share of the "
         "requests that met every objective of their tier."
@@ -167,7 +167,12 @@ def _tables(summary: Mapping[str, Any]) -> None:
         "output tokens per second": count(summary["throughput"]["output_tokens_per_s"] or 0),
         **{f"GPU time: {use}": share(value) for use, value in summary["gpu_time"].items()},
     }
-    st.dataframe(pd.DataFrame(used.items(), columns=["figure", "value"]), hide_index=True)
+    st.table(pd.DataFrame(used.items(), columns=["figure", "value"]), hide_index=True)
+
+
+def _figure(value: float | None, times: float = 1) -> str:
+    """Four digits of it; a dash for none."""
+    return "-" if value is None else f"{times * value:.4g}"
 
 
 # --- files --------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ class Heedless:
 
 def main() -> None:
     """Serve until a signal ends it."""
-    sys.stdout, sys.stderr = Heedless(sys.stdout), Heedless(sys.stderr)  # type: ignore[assignment]
+    sys.stdout, sys.stderr = Heedless(sys.stdout), Heedless(sys.stderr)
     from streamlit.web.cli import main as streamlit
 
     streamlit(prog_name="streamlit")

@@ -10,6 +10,7 @@ import math
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -158,9 +159,13 @@ def search(payload: Mapping[str, Any], limits: Limits, tell: Tell) -> dict[str, 
         scenario, axes, payload["goals"], payload["seeds"], payload["trials"],
         limits.search_s, load=where.load,
     )  # fmt: skip
-    found = optimize(
-        made, backend=where, told=lambda n, of, best: tell(n, of, f"{n} of {of} tried; {best}")
-    )
+    start, ends = time.monotonic(), [0.0]
+
+    def told(tried: int, most: int, best: str) -> None:
+        ends.append(time.monotonic() - start)
+        tell(tried, most, f"{tried} of {most} tried; {best}")
+
+    found = optimize(made, backend=where, told=told)
     documents = {
         entry["key"]: named(
             load(payload, limits, overrides_of(axes, entry["point"])).to_dict(), payload["uploads"]
@@ -173,6 +178,7 @@ def search(payload: Mapping[str, Any], limits: Limits, tell: Tell) -> dict[str, 
         "figure": front_figure(made, found),
         "documents": documents,
         "seeds": list(made.seeds),
+        "limit_s": limits.search_s if ends[-1] > limits.search_s else None,
         "version": product_version(),
     }
 
