@@ -40,9 +40,10 @@ PARTS = {
     "twin/workload": "traffic",
     "twin/cluster": "arrivals",
     "twin/simulation": "arrivals",
+    "twin/agenda": "SimPy",
     "simpy": "SimPy",
 }
-"""Where a module counts; the longest beginning of its path decides."""
+"""Where a module counts; the longest beginning of its path decides. Others count where they are called from."""
 
 
 def floor(requests: int = FLOOR_REQUESTS) -> float:
@@ -142,9 +143,9 @@ def part_of(frame: FrameType | None) -> str:
             _, found, inside = path.rpartition(top)
             if found:
                 name = top[1:] + inside
-                return PARTS[
-                    max((k for k in PARTS if name.startswith(k)), key=len, default="simpy")
-                ]
+                known = [part for part in PARTS if name.startswith(part)]
+                if known:
+                    return PARTS[max(known, key=len)]
         frame = frame.f_back
     return "other"
 
