@@ -20,8 +20,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
-
 from real.preflight import free_port
 
 SCENARIO = "examples/compare-demo.yaml"
@@ -60,6 +58,14 @@ def free_seed(out: Path, name: str) -> int:
     return 1 + len(list(out.glob(f"{name}-*")))
 
 
+def below(pid: int) -> Iterator[Path]:
+    """What /proc has of the processes that a process started, and of theirs."""
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, path.read_text().split()):
+            yield Path(f"/proc/{child}")
+            yield from below(child)
+
+
 @contextmanager
 def served(python: str, log: Path) -> Iterator[str]:
     """Address of a tiny server, its engine behind its front end."""
@@ -77,10 +83,10 @@ def served(python: str, log: Path) -> Iterator[str]:
                     break
             else:
                 sys.exit(f"the server did not start: {log}")
-            for child in psutil.Process(process.pid).children(recursive=True):
-                if " ".join(child.cmdline()).startswith("VLLM::"):
-                    for thread in child.threads():
-                        os.setpriority(os.PRIO_PROCESS, thread.id, 10)
+            for folder in below(process.pid):
+                if (folder / "cmdline").read_bytes().startswith(b"VLLM::"):
+                    for thread in (folder / "task").iterdir():
+                        os.setpriority(os.PRIO_PROCESS, int(thread.name), 10)
             yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
