@@ -27,7 +27,7 @@ VIEWS = (
     ("Configuration", "max_num_batched_tokens: 8192"),
     ("Tables", "attained is the share"),
     ("p50", "p50 is the time within which"),
-    ("mean", "mean is the time within which"),
+    ("mean", "mean is the average"),
 )
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.progress import watch
-from dashboard.state import ask, edited, keep_upload, measurements
+from dashboard.state import ask, asked, edited, keep_upload, measurements
 from dashboard.theme import plain
 from twin.errors import InputError
 from twin.scenario import validated_regimes
@@ -22,7 +22,11 @@ def page() -> None:
         "How far to trust a figure: what its step times rest on, and how far the twin was from a measured server."
     )
     st.subheader("What the inputs of What if rest on")
-    ask("origin", ORIGIN, document=edited())
+    document = edited()
+    if st.session_state.get("origin_of") != document or asked(ORIGIN) is None:
+        # Once: what has failed would be begun anew with each look at it.
+        ask("origin", ORIGIN, document=document)
+        st.session_state["origin_of"] = document
     job = watch(ORIGIN)
     if job is not None:
         _origin(job.result)

@@ -158,9 +158,12 @@ def _tables(summary: Mapping[str, Any]) -> None:
         for name, tier in summary["tiers"].items()
     ]
     st.table(pd.DataFrame(rows), hide_index=True)
+    meaning = (
+        "average" if stat == "mean" else "time within which that share of the requests was done"
+    )
     st.caption(
-        f"{stat} is the time within which that share of the requests was done. Seconds; attained is the share of the "
-        "requests that met every objective of their tier."
+        f"{stat} is the {meaning}. Seconds; attained is the share of the requests that met every objective of their "
+        "tier."
     )
     used = {
         "steps": count(summary["engine"]["steps"]),

@@ -48,8 +48,12 @@ def opened(document):
 
 
 def ran(page):
-    """The page once its run is over."""
-    page.button(key="run").click().run()
+    """The page once a run that it asked for is over."""
+    return settled(page.button(key="run").click().run())
+
+
+def settled(page):
+    """The page once no job goes on."""
     end = time.monotonic() + 120
     while not all(job.is_over for job in jobs()._jobs.values()):
         assert time.monotonic() < end
@@ -255,6 +259,30 @@ def test_any_document_is_answered(path, value):
         document,
         told(page),
     )
+
+
+def one_page(name):
+    """A page alone, as the address of it opens it."""
+    import importlib
+
+    from dashboard.state import base
+
+    base()
+    importlib.import_module(f"dashboard.page_{name}").page()
+
+
+@pytest.mark.parametrize("name", ["compare", "pareto", "waits", "fidelity", "upload"])
+@pytest.mark.parametrize(
+    "document", [{}, changed("name", DEEP), changed("traffic", "/etc/passwd"), changed("engine", 7), SMALL]
+)  # fmt: skip
+def test_other_pages_open_with_any_link(name, document):
+    page = AppTest.from_function(one_page, default_timeout=60, args=(name,))
+    page.query_params["s"] = encode(document)
+    page.run()
+    told(page)
+    if name == "fidelity":
+        page = settled(page)
+        assert bool(told(page)) == (document != SMALL and document.get("name") != DEEP)
 
 
 @pytest.mark.parametrize(
