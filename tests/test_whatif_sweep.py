@@ -17,6 +17,7 @@ from tests.runs import document, run, stream
 from twin.cli import app
 from twin.errors import InputError
 from twin.scenario import load_scenario
+from twin.whatif.asked import may_change_tiers
 from twin.whatif.axes import Range, grid, label_of, override, parse_axis, parse_vary
 from twin.whatif.figures import figures_of, measure
 from twin.whatif.page import render_page
@@ -406,7 +407,10 @@ def test_a_full_disk_is_told_in_a_sentence(scenario, tmp_path):
     assert done.returncode == 2, done.stderr
     assert f"error: --out {tmp_path / 'sweep'}: File too large" in done.stderr
     assert "Traceback" not in done.stderr
-    done = on_a_full_disk(150_000, "optimize", scenario, "--out", tmp_path / "study", *options)
+    search = ["optimize", scenario, "--out", tmp_path / "study", *options, "--trials"]
+    done = on_a_full_disk(50_000_000, *search, 1)
+    size = (tmp_path / "study" / "study.db").stat().st_size
+    done = on_a_full_disk(size, *search, 2)
     assert done.returncode == 2, done.stderr
     assert "error: --storage sqlite:///" in done.stderr
     assert "Traceback" not in done.stderr
@@ -425,6 +429,17 @@ def test_a_figure_of_a_tier_that_is_not_there_is_told_before_a_run(scenario, tmp
     assert told.exit_code == 2
     assert "no stream has tier ONLIN; there are ONLINE" in told.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_tiers_are_not_looked_at_where_values_may_bring_others():
+    for text, may in (
+        ("traffic.0.arrivals.rate=1,2", False),
+        ("policy=tiered,priority", False),
+        ("traffic.0.tiers=[{A: 1.0}, {B: 1.0}]", True),
+        ("traffic.0.tier=A,B", True),
+        ("traffic.0.trace=a.csv,b.csv", True),
+    ):
+        assert may_change_tiers([parse_axis(text)]) == may
 
 
 def test_the_mean_of_a_point_is_not_that_of_its_lucky_seeds():

@@ -55,7 +55,7 @@ def sweep(
         needs_packages("twin sweep", "joblib", "pyarrow", "plotly")
         from twin.scenario import load_scenario
         from twin.whatif import store
-        from twin.whatif.asked import check_figures
+        from twin.whatif.asked import check_figures, may_change_tiers
         from twin.whatif.axes import parse_axis
         from twin.whatif.figures import measure
         from twin.whatif.page import render_page
@@ -69,7 +69,7 @@ def sweep(
         if not loaded.run.records:
             complain("warning: run.records is false: whether a run is saturated is not told")
         axes = [parse_axis(text) for text in vary or ()]
-        check_figures([figure], [loaded], any(axis.key.startswith("traffic") for axis in axes))
+        check_figures([figure], [loaded], may_change_tiers(axes))
         basis = store.basis_of(loaded, axes)
         made = plan(loaded, axes, seeds, basis)
         interrupted = False

@@ -1,10 +1,12 @@
 """What a user asks for by name: figures of tiers that there are, keys whose variation can change anything."""
 
+import re
 from collections.abc import Iterable, Sequence
 
 from twin.errors import InputError
 from twin.metrics.objectives import Objectives
 from twin.scenario import Scenario
+from twin.whatif.axes import Axis, Range
 from twin.whatif.figures import ALL, measure
 from twin.workload.trace import TraceStream
 
@@ -46,6 +48,19 @@ def check_figures(
             rest in scenario.objectives.get(tier, {}) for scenario in scenarios
         ):
             raise InputError(f"{name}: the scenario has no objective {rest} of {tier}")
+
+
+def may_change_tiers(axes: Iterable[Axis | Range]) -> bool:
+    """Whether a value of some key may bring requests of tiers that the scenario has none of."""
+    for axis in axes:
+        if re.fullmatch(
+            r"traffic(\.\d+)?(\.(tiers?|trace|preset)(\..*)?)?|policy\.default_tier", axis.key
+        ):
+            return True
+        values = axis.values if isinstance(axis, Axis) else ()
+        if axis.key == "policy" and not all(isinstance(value, str) for value in values):
+            return True
+    return False
 
 
 def within_reach(objectives: Objectives, scenario: Scenario) -> dict[str, dict[str, float]]:

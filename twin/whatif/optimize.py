@@ -12,7 +12,7 @@ from typing import Any
 
 from twin.errors import InputError
 from twin.scenario import Scenario, load_scenario
-from twin.whatif.asked import check_figures, check_varied
+from twin.whatif.asked import check_figures, check_varied, may_change_tiers
 from twin.whatif.axes import Axis, Range, check_keys, overrides_of
 from twin.whatif.choice import CONFIRM_SEEDS, best_text, choose, spread, text_of_choice
 from twin.whatif.figures import Measure, is_lost, measure
@@ -27,6 +27,7 @@ from twin.whatif.study import (
     size_of,
     storage_errors,
     suggest,
+    taken_twice,
     tell,
     this_worker,
 )
@@ -77,7 +78,7 @@ def make_search(
         raise InputError("--vary is missing: say which key may take which values")
     check_keys(axes)
     check_varied(axis.key for axis in axes)
-    check_figures(goals, [scenario], any(axis.key.startswith("traffic") for axis in axes))
+    check_figures(goals, [scenario], may_change_tiers(axes))
     if trials < 1 or seeds < 1:
         raise InputError(f"trials and seeds must be >= 1, got {trials} and {seeds}")
     constraints = tuple(
@@ -205,11 +206,12 @@ def _batches(study: Any, search: Search, tried: dict[str, Tried], start: float) 
         enqueue_rest(study, search, tried, room)
         batch = []
         for _ in range(room):
-            trial = study.ask()
-            trial.set_user_attr("worker", worker)
-            point = suggest(trial, search.axes)
-            batch.append((trial, key_of(search.axes, point), point))
             asked += 1
+            trial = study.ask()
+            with taken_twice():
+                trial.set_user_attr("worker", worker)
+                point = suggest(trial, search.axes)
+                batch.append((trial, key_of(search.axes, point), point))
         yield batch
 
 

@@ -103,6 +103,13 @@ def deaf_children() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
+    from multiprocessing import resource_tracker
+
+    from joblib.externals.loky.backend import resource_tracker as of_loky
+
+    # Whoever starts them later lets the signal through again.
+    resource_tracker.ensure_running()
+    of_loky.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

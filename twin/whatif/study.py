@@ -9,7 +9,7 @@ import socket
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from twin.errors import InputError
@@ -277,14 +277,24 @@ def tell(study: Any, trial: Any, entry: Tried, search: "Search") -> None:
     """Keep what a trial came to; a search that goes on knows it by that."""
     import optuna
 
-    trial.set_user_attr("key", entry.key)
-    trial.set_user_attr("tried", entry.to_dict())
-    if entry.figures:
-        for constraint, over in zip(search.constraints, entry.excess, strict=True):
-            trial.set_constraint(constraint.name, over)
-        study.tell(trial, values_of(entry, search))
-    else:
-        study.tell(trial, state=optuna.trial.TrialState.FAIL)
+    with taken_twice():
+        trial.set_user_attr("key", entry.key)
+        trial.set_user_attr("tried", entry.to_dict())
+        if entry.figures:
+            for constraint, over in zip(search.constraints, entry.excess, strict=True):
+                trial.set_constraint(constraint.name, over)
+            study.tell(trial, values_of(entry, search), skip_if_finished=True)
+        else:
+            study.tell(trial, state=optuna.trial.TrialState.FAIL, skip_if_finished=True)
+
+
+@contextmanager
+def taken_twice() -> Iterator[None]:
+    """A database without locks on rows may give a trial to two workers: what the second says of it is not needed."""
+    from optuna.exceptions import UpdateFinishedTrialError
+
+    with suppress(UpdateFinishedTrialError):
+        yield
 
 
 def remembered(study: Any) -> Iterator[Tried]:
