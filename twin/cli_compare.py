@@ -178,7 +178,7 @@ def _measured(
 ) -> dict[str, Any]:
     from twin.scenario import load_scenario
     from twin.whatif.measured import compare_measured
-    from twin.whatif.store import read_measured
+    from twin.whatif.measured_runs import read_measured
 
     needs_packages("twin compare of measured runs", "pyarrow")
     if len(folders) < len(paths):

@@ -29,7 +29,7 @@ from twin.whatif.statistics import Difference, unpaired
 from twin.whatif.verdict import judge
 
 if TYPE_CHECKING:
-    from twin.whatif.store import MeasuredRun
+    from twin.whatif.measured_runs import MeasuredRun
 
 BLOCKS = 30
 LEAST_BLOCKS = 8
