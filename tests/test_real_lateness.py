@@ -77,7 +77,7 @@ def test_times_of_a_late_client_are_not_fitted(monkeypatch):
     with pytest.raises(
         InputError, match=r"sent more than 200.0 ms after their time \(--late allows"
     ):
-        cli_calibrate._live(loaded, serving, "http://here", "m", 1.0, 0.5, 0.005)
+        cli_calibrate._live(loaded, serving, "http://here", "m", 1.0, 0.5, 0.005, {})
 
 
 # --- the commands ---------------------------------------------------------------------------------
