@@ -15,6 +15,7 @@ from real import (
     cli_models,
     cli_profile,
     cli_replay,
+    cli_results,
     cli_serve,
 )
 from real.preflight import child_environment
@@ -68,7 +69,7 @@ app.command()(cli_serve.serve)
 app.command()(cli_serve.demo)
 app.command()(cli_models.models)
 app.command()(cli_replay.replay)
-app.command()(cli_replay.results)
+app.command()(cli_results.results)
 app.command()(cli_calibrate.calibrate)
 app.command()(cli_profile.profile)
 app.command()(cli_compare.compare)

@@ -1,4 +1,4 @@
-"""`twin-real replay`: a scenario's traffic against a server. `twin-real results`: what other tools measured."""
+"""`twin-real replay`: a scenario's traffic against a server."""
 
 import asyncio
 import signal
@@ -190,7 +190,13 @@ def _play(
     headers: Mapping[str, str],
 ) -> _Run:
     from real.lateness import client_facts, warnings_of
-    from real.measured_report import length_mismatch, result_of, span_s, summary_of
+    from real.measured_report import (
+        length_mismatch,
+        lengths_told,
+        result_of,
+        span_s,
+        summary_of,
+    )
     from real.server_metrics import Reading, read, series_of
     from twin.workload.streams import Traffic, open_streams
 
@@ -230,10 +236,8 @@ def _play(
     result = result_of(loaded, done.measured, series, changes, done.wall_s, done.interrupted)
     told = warnings_of(done, manner.max_in_flight)
     mismatch = length_mismatch(done.measured)
-    if mismatch is not None and mismatch > 0.01:
-        told.insert(
-            0, f"{100 * mismatch:.1f} % of the completed requests had other lengths than planned"
-        )
+    if (first := lengths_told(done.measured)) is not None:
+        told.insert(0, first)
     queried = 0.0 if before is None else before.values.get("prefix_query_tokens", 0.0)
     facts = {
         "url": url,
@@ -268,35 +272,3 @@ def first_model(url: str, headers: Mapping[str, str]) -> str:
         if is_locked:
             hint = "give its key with VLLM_API_KEY in the environment, or with --header"
         raise InputError(f"--url {url}: no list of models at /v1/models: {error}; {hint}") from None
-
-
-def results(
-    files: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="FILE...",
-            help="Results of `vllm bench serve --save-detailed`, guidellm (JSON) or aiperf (profile_export.jsonl).",
-            show_default=False,
-        ),
-    ],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write.", show_default=False)],
-    force: Annotated[
-        bool, typer.Option("--force", help="Let --out write into a folder that is not empty.")
-    ] = False,
-) -> None:
-    """Read what another load generator measured and write it as a replay would: requests.parquet, trace.jsonl."""
-    with errors():
-        from real.measured import write_measured
-        from real.results import read_results
-        from twin.cli_files import keep_apart
-        from twin.report.folder import check_folder
-
-        keep_apart({"--out": [out / "requests.parquet", out / "trace.jsonl"]}, files)
-        check_folder(out, force)
-        for number, file in enumerate(files):
-            tool, measured = read_results(file)
-            folder = out if len(files) == 1 else out / str(number)
-            folder.mkdir(exist_ok=True)
-            write_measured(folder, measured, {"tool": tool, "file": str(file)})
-            done = sum(one.record.outcome == "completed" for one in measured)
-            write(f"{folder}: {len(measured):,} requests of {tool}, {done:,} completed\n")

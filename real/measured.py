@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from twin.clock import PS
 from twin.errors import InputError
@@ -30,6 +30,34 @@ EXTRA = (
 )
 """Columns behind those of the simulator: when the request was written to the connection, the limit it declared, the
 lengths that were planned, the HTTP status (0 = no answer) and what the server or the connection said."""
+
+
+MOST_MISMATCH = 0.01
+"""Share of requests whose lengths may differ from the planned ones before that is the first thing to say."""
+
+
+class Mismatch(NamedTuple):
+    """Shares of the completed requests whose lengths differ from the planned ones."""
+
+    either: float
+    prompts: float
+    replies: float
+
+    def __str__(self) -> str:
+        return (
+            f"{100 * self.either:.1f} % of the completed requests had other lengths than planned ("
+            f"{100 * self.prompts:.1f} % of the prompts, {100 * self.replies:.1f} % of the replies)"
+        )
+
+
+def mismatch(got: Sequence[tuple[int, int]], planned: Sequence[tuple[int, int]]) -> Mismatch:
+    """Of requests of which both lengths, of the prompt and of the reply, are known. There must be one."""
+    pairs = list(zip(got, planned, strict=True))
+    return Mismatch(
+        sum(a != b for a, b in pairs) / len(pairs),
+        sum(a[0] != b[0] for a, b in pairs) / len(pairs),
+        sum(a[1] != b[1] for a, b in pairs) / len(pairs),
+    )
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from real.measured import Measured
+from real.measured import MOST_MISMATCH, Measured, Mismatch, mismatch
 from twin.clock import PS
 from twin.engine.replica import EngineStats
 from twin.errors import InputError
@@ -113,7 +113,7 @@ def page(result: Result, summary: dict[str, Any]) -> str:
 
 
 def render(summary: dict[str, Any], measured: Sequence[Measured], client: dict[str, Any]) -> str:
-    """The tables on a terminal: what became of the requests, latencies from when they were due and were sent."""
+    """What makes it doubtful; what became of the requests; latencies, from when they were due and from when sent."""
     counts = table("Requests", "offered", *(outcome.replace("_", " ") for outcome in OUTCOMES))
     for name, tier in {**summary["tiers"], "all": summary["totals"]}.items():
         counts.add_row(name, *(f"{tier[column]:,}" for column in ("offered", *OUTCOMES)))
@@ -128,10 +128,10 @@ def render(summary: dict[str, Any], measured: Sequence[Measured], client: dict[s
             times.add_row(label, f"{tier['samples'][latency]:,}", *cells)
         if (sent := _sent(measured, name)) is not None:
             times.add_row(f"{name} TTFT (sent)", *sent)
-    lines = list(_failures(measured))
-    lines.append(client_line(client))
-    lines += [f"warning: {text}" for text in summary["warnings"]]
-    return "\n".join((to_text([counts], False), to_text([times], False), "\n".join(lines))) + "\n"
+    warned = "".join(f"warning: {text}\n" for text in summary["warnings"])
+    lines = [*_failures(measured), client_line(client)]
+    tables = (to_text([counts], False), to_text([times], False))
+    return warned + "\n".join((*tables, "\n".join(lines))) + "\n"
 
 
 def _failures(measured: Sequence[Measured]) -> Iterator[str]:
@@ -173,13 +173,28 @@ def _sent(measured: Sequence[Measured], tier: str) -> list[str] | None:
     return [f"{len(known):,}", *(duration(seconds) for seconds in stats)]
 
 
-def length_mismatch(measured: Sequence[Measured]) -> float | None:
-    """Share of the completed requests whose reply or prompt had another length than planned; None if nobody knows."""
-    done = [one for one in measured if one.planned and one.record.outcome == "completed"]
+def mismatch_of(measured: Sequence[Measured]) -> Mismatch | None:
+    """How many of the completed requests had other lengths than planned; None if nobody knows."""
+    done = [
+        (one.record.prompt_tokens, one.record.output_tokens, one.planned)
+        for one in measured
+        if one.planned and one.record.outcome == "completed"
+    ]
     if not done:
         return None
-    got = [(one.record.prompt_tokens, one.record.output_tokens) for one in done]
-    return sum(a != one.planned for a, one in zip(got, done, strict=True)) / len(done)
+    return mismatch([(p, o) for p, o, _ in done], [planned for *_, planned in done if planned])
+
+
+def length_mismatch(measured: Sequence[Measured]) -> float | None:
+    """Share of the completed requests whose reply or prompt had another length than planned; None if nobody knows."""
+    found = mismatch_of(measured)
+    return None if found is None else found.either
+
+
+def lengths_told(measured: Sequence[Measured]) -> str | None:
+    """What is to be said first if more than MOST_MISMATCH of the lengths are not the planned ones."""
+    found = mismatch_of(measured)
+    return None if found is None or found.either <= MOST_MISMATCH else str(found)
 
 
 def span_s(measured: Sequence[Measured]) -> float:

@@ -1,14 +1,16 @@
 """What other load generators measured, as records of the simulator.
 
 Read are the results of `vllm bench serve --save-detailed` (vLLM 0.32), of guidellm (0.8, JSON) and of aiperf (0.13,
-profile_export.jsonl). None of them writes tiers; all requests are ONLINE.
+profile_export.jsonl). None of them writes tiers; all requests are ONLINE. A time that is before another which it
+follows, a number that is none and a count that is not whole are refused, not taken as measured.
 """
 
 import json
+import math
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from real.measured import Measured, shifted
 from twin.clock import PS
@@ -16,40 +18,80 @@ from twin.errors import InputError
 from twin.metrics.records import RequestRecord
 
 TIER = "ONLINE"
+LONGEST_S = 100 * 86_400.0
+"""No run is longer; instants are kept in 64 bits of picoseconds."""
+MOST_TOKENS = 10_000_000
+"""No prompt or reply is longer."""
 
 
-def read_results(path: Path) -> tuple[str, list[Measured]]:
-    """(tool, requests in order of arrival, the first at 0). Raises InputError for a file that is none of the three."""
+class ToolRun(NamedTuple):
+    """One run of a load generator. A sweep has several."""
+
+    measured: list[Measured]
+    """In order of arrival, the first at 0."""
+    unsent: int
+    """Requests that were given up before they were sent: nothing was measured of them."""
+
+
+class _Odd(ValueError):
+    """A value that cannot have been measured."""
+
+
+def read_results(path: Path) -> tuple[str, list[ToolRun]]:
+    """(tool, its runs). Raises InputError for a file that is none of the three, or in which nothing was measured."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise InputError(f"{path}: not text in UTF-8") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    tool, rows = _recognised(path, text)
+    tool, made = _recognised(path, text)
+    runs = []
     try:
-        found = list(rows)
-    except (KeyError, TypeError, IndexError, ValueError) as error:
+        for rows in made:
+            found = list(rows)
+            measured = [one for one in found if one is not None]
+            runs.append(ToolRun(_in_order(measured), len(found) - len(measured)))
+    except _Odd as error:
+        raise InputError(f"{path}: {error}") from None
+    except (KeyError, TypeError, IndexError, ValueError, AttributeError, OverflowError) as error:
         raise InputError(
             f"{path}: looks like a result of {tool}, but has another form: {type(error).__name__} {error}"
         ) from None
-    if not found:
+    if not any(run.measured for run in runs):
         raise InputError(f"{path}: there is no request in this result of {tool}")
-    ordered = sorted(shifted(found), key=lambda one: one.record.arrival_ps)
+    return tool, runs
+
+
+def _in_order(measured: Sequence[Measured]) -> list[Measured]:
+    ordered = sorted(shifted(measured), key=lambda one: one.record.arrival_ps)
+    for one in ordered:
+        last_ps = max(one.record.arrival_ps, one.record.finish_ps or 0)
+        if last_ps > LONGEST_S * PS:
+            raise _Odd(
+                f"request {one.record.index} ends {last_ps / PS:.6g} s after the first one was due; at most "
+                f"{LONGEST_S:,.0f} s (100 days) can be. Are all times of one clock, in seconds?"
+            )
     for index, one in enumerate(ordered):
         one.record.index = index
-    return tool, ordered
+    return ordered
 
 
-def _recognised(path: Path, text: str) -> tuple[str, Iterator[Measured]]:
+Rows = Iterator[Measured | None]
+"""None = a request that was never sent."""
+
+
+def _recognised(path: Path, text: str) -> tuple[str, list[Rows]]:
     first: Any = None
     try:
         whole: Any = json.loads(text)
+    except RecursionError:
+        raise InputError(f"{path}: JSON that is nested too deep for a result") from None
     except ValueError:
         whole = None
         try:
             first = json.loads(text.lstrip().partition("\n")[0])
-        except ValueError:
+        except (ValueError, RecursionError):
             raise InputError(
                 f"{path}: neither JSON nor JSON lines; give a result of vllm bench serve, guidellm or aiperf"
             ) from None
@@ -59,106 +101,159 @@ def _recognised(path: Path, text: str) -> tuple[str, Iterator[Measured]]:
                 raise InputError(
                     f"{path}: a result of vllm bench serve without {key}; run it with --save-detailed"
                 )
-        return "vllm bench serve", _vllm(whole)
+        return "vllm bench serve", [_vllm(whole)]
     if isinstance(whole, dict) and isinstance(whole.get("benchmarks"), list):
-        return "guidellm", _guidellm(whole["benchmarks"])
+        return "guidellm", [_guidellm(benchmark) for benchmark in whole["benchmarks"]]
     row = whole if first is None else first
-    if isinstance(row, dict) and "request_start_ns" in (row.get("metadata") or {}):
-        return "aiperf", _aiperf(path, text)
+    about = row.get("metadata") if isinstance(row, dict) else None
+    if isinstance(about, dict) and "request_start_ns" in about:
+        return "aiperf", [_aiperf(path, text)]
     raise InputError(
         f"{path}: is no result of vllm bench serve, guidellm (JSON) or aiperf (profile_export.jsonl)"
     )
 
 
-def _vllm(result: Mapping[str, Any]) -> Iterator[Measured]:
+def _vllm(result: Mapping[str, Any]) -> Rows:
     count = len(result["input_lens"])
     errors = result.get("errors") or [""] * count
     queued = result.get("queue_times") or [0.0] * count
     latencies = result.get("latencies") or [None] * count
     for i in range(count):
-        sent, gaps, error = result["start_times"][i], result["itls"][i], errors[i] or ""
-        tokens = result["output_lens"][i]
+        place = f"request {i}"
+        sent = _number(result["start_times"][i], f"{place}: start_times")
+        wait_s = _span(queued[i] or 0.0, f"{place}: queue_times")
+        gaps = [_span(gap, f"{place}: itls") for gap in result["itls"][i]]
+        tokens = _count(result["output_lens"][i], f"{place}: output_lens")
+        error = _text(errors[i])
         is_done = not error and tokens > 0
-        ttft = result["ttfts"][i] if is_done else None
+        ttft = _span(result["ttfts"][i], f"{place}: ttfts") if is_done else None
         latency = latencies[i]
         if latency is None:
             latency = (ttft or 0.0) + sum(gaps)
         yield _measured(
-            i, sent - (queued[i] or 0.0), sent, ttft, _evened(gaps, tokens), latency,
-            result["input_lens"][i], tokens, "" if is_done else error or "no tokens",
+            i, sent - wait_s, sent, ttft, _evened(gaps, tokens), _span(latency, f"{place}: latencies"),
+            _count(result["input_lens"][i], f"{place}: input_lens"), tokens,
+            "" if is_done else error or "no tokens",
         )  # fmt: skip
 
 
-def _guidellm(benchmarks: Sequence[Mapping[str, Any]]) -> Iterator[Measured]:
+def _guidellm(benchmark: Mapping[str, Any]) -> Rows:
     index = 0
-    for benchmark in benchmarks:
-        for state in ("successful", "errored", "incomplete"):
-            for row in benchmark["requests"].get(state) or ():
-                times = row["info"]["timings"]
-                sent = times.get("request_start") or times["resolve_start"]
-                due = times.get("targeted_start")
-                first = times.get("first_token_iteration")
-                last = times.get("last_token_iteration")
-                end = times.get("request_end") or times["resolve_end"]
-                prompt = _tokens_of(row["input_metrics"])
-                output = _tokens_of(row["output_metrics"])
-                gaps: list[float] = []
-                if first is not None and last is not None and output > 1:
-                    gaps = [(last - first) / (output - 1)] * (output - 1)
-                error = "" if state == "successful" else str(row["info"].get("error") or state)
-                ttft = None if first is None else first - sent
-                yield _measured(
-                    index, sent if due is None else min(due, sent), sent, ttft, gaps, end - sent,
-                    prompt, output, error,
-                )  # fmt: skip
-                index += 1
+    for state in ("successful", "errored", "incomplete"):
+        for row in benchmark["requests"].get(state) or ():
+            times = row["info"]["timings"]
+            place, index = f"{state} request {index}", index + 1
+            sent = _first(times, ("request_start", "resolve_start"), place)
+            if sent is None and state == "incomplete":
+                yield None
+                continue
+            end = _first(times, ("request_end", "resolve_end"), place)
+            if sent is None or end is None:
+                raise _Odd(f"{place}: timings: when it began and ended is not said")
+            due = _first(times, ("targeted_start",), place)
+            first = _first(times, ("first_token_iteration",), place)
+            last = _first(times, ("last_token_iteration",), place)
+            prompt = _tokens_of(row["input_metrics"], f"{place}: input_metrics")
+            output = _tokens_of(row["output_metrics"], f"{place}: output_metrics")
+            gaps: list[float] = []
+            if first is not None and last is not None and output > 1:
+                span_s = _span(last - first, f"{place}: from the first token to the last")
+                gaps = [span_s / (output - 1)] * (output - 1)
+            error = "" if state == "successful" else _text(row["info"].get("error")) or state
+            ttft = None
+            if first is not None:
+                ttft = _span(first - sent, f"{place}: from the start to the first token")
+            yield _measured(
+                index - 1, sent if due is None else min(due, sent), sent, ttft, gaps,
+                _span(end - sent, f"{place}: from the start to the end"), prompt, output, error,
+            )  # fmt: skip
 
 
-def _tokens_of(metrics: Mapping[str, Any] | None) -> int:
+def _first(times: Mapping[str, Any], names: Sequence[str], place: str) -> float | None:
+    """The first of these instants that is said; 0 is an instant."""
+    for name in names:
+        if times.get(name) is not None:
+            return _number(times[name], f"{place}: {name}")
+    return None
+
+
+def _tokens_of(metrics: Mapping[str, Any] | None, place: str) -> int:
     for key in ("text_tokens", "total_tokens", "tokens"):
         if metrics and metrics.get(key) is not None:
-            return int(metrics[key])
+            return _count(metrics[key], f"{place}: {key}")
     return 0
 
 
-def _aiperf(path: Path, text: str) -> Iterator[Measured]:
+def _aiperf(path: Path, text: str) -> Rows:
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise InputError(f"{path}:{number}: not JSON") from None
+        place = f"line {number}"
         about, metrics = row["metadata"], row.get("metrics") or {}
-        sent, due = about["request_start_ns"], about.get("credit_issued_ns")
-        end = about["request_end_ns"]
-        output = int(_metric(metrics, "output_sequence_length") or 0)
-        ttft, itl = _metric(metrics, "time_to_first_token"), _metric(metrics, "inter_token_latency")
+        sent = _number(about["request_start_ns"], f"{place}: request_start_ns")
+        end = _number(about["request_end_ns"], f"{place}: request_end_ns")
+        due = about.get("credit_issued_ns")
+        due = sent if due is None else min(_number(due, f"{place}: credit_issued_ns"), sent)
+        prompt, output = (
+            _count(_metric(metrics, f"{which}_sequence_length", place) or 0, f"{place}: {which}")
+            for which in ("input", "output")
+        )
+        ttft = _metric(metrics, "time_to_first_token", place)
+        itl = _metric(metrics, "inter_token_latency", place)
         gaps = [itl] * (output - 1) if itl is not None and output > 1 else []
         problem = row.get("error") or ("cancelled" if about.get("was_cancelled") else None)
-        error = problem.get("message") or str(problem) if isinstance(problem, dict) else problem
+        if isinstance(problem, dict):
+            problem = problem.get("message") or problem
         yield _measured(
-            number - 1, (sent if due is None else min(due, sent)) / 1e9, sent / 1e9, ttft, gaps,
-            (end - sent) / 1e9, int(_metric(metrics, "input_sequence_length") or 0), output,
-            error or "", session=about.get("conversation_id") or None,
+            number - 1, due / 1e9, sent / 1e9, ttft, gaps,
+            _span((end - sent) / 1e9, f"{place}: from request_start_ns to request_end_ns"),
+            prompt, output, _text(problem), session=_text(about.get("conversation_id")) or None,
         )  # fmt: skip
 
 
 _UNITS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "us": 1e-6, "ns": 1e-9}
 
 
-def _metric(metrics: Mapping[str, Any], name: str) -> float | None:
+def _metric(metrics: Mapping[str, Any], name: str, place: str) -> float | None:
     found = metrics.get(name)
     if found is None:
         return None
-    return float(found["value"]) * _UNITS.get(found.get("unit", ""), 1.0)
+    return _span(found["value"], f"{place}: {name}") * _UNITS.get(found.get("unit", ""), 1.0)
 
 
-def _evened(gaps: Iterable[float], tokens: int) -> list[float]:
+def _number(value: Any, place: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise _Odd(f"{place}: {value!r:.60}: must be a finite number")
+    return value
+
+
+def _span(value: Any, place: str) -> float:
+    seconds = _number(value, place)
+    if seconds < 0:
+        raise _Odd(f"{place}: {seconds:g}: must be 0 or more")
+    return seconds
+
+
+def _count(value: Any, place: str) -> int:
+    number = _span(value, place)
+    if number != int(number) or number > MOST_TOKENS:
+        raise _Odd(f"{place}: {number:g}: must be a whole number up to {MOST_TOKENS:,}")
+    return int(number)
+
+
+def _text(value: Any) -> str:
+    """What a tool says of a failure, whatever form it has."""
+    return value if isinstance(value, str) else "" if value is None else json.dumps(value)
+
+
+def _evened(gaps: Sequence[float], tokens: int) -> list[float]:
     """A gap for each token but the first: what came in one piece came at once."""
-    listed = list(gaps)
-    missing = tokens - 1 - len(listed)
-    return listed + [0.0] * missing if missing > 0 else listed[: max(0, tokens - 1)]
+    missing = tokens - 1 - len(gaps)
+    return [*gaps, *[0.0] * missing] if missing > 0 else list(gaps[: max(0, tokens - 1)])
 
 
 def _measured(
@@ -173,6 +268,9 @@ def _measured(
     error: str,
     session: str | None = None,
 ) -> Measured:
+    for what, seconds in (("time to first token", ttft_s or 0.0), ("reply", sum(gaps_s))):
+        if seconds > LONGEST_S:
+            raise _Odd(f"request {index}: {what}: {seconds:g} s; at most {LONGEST_S:,.0f} s can be")
     sent_ps = round(sent_s * PS)
     first_ps = None if ttft_s is None else sent_ps + round(ttft_s * PS)
     gaps = array("q", [round(gap * PS) for gap in gaps_s])

@@ -1,12 +1,15 @@
 """Results of other load generators become records of the simulator."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from real.cli import app
 from real.measured import read_measured
 from real.results import read_results
 from twin.clock import PS
@@ -83,7 +86,8 @@ def written(path, content):
 
 
 def test_vllm_bench_serve(tmp_path):
-    tool, found = read_results(written(tmp_path / "r.json", VLLM))
+    tool, [(found, unsent)] = read_results(written(tmp_path / "r.json", VLLM))
+    assert unsent == 0
     assert tool == "vllm bench serve"
     # In order of when they were due; the second of the file was, half a second before it was sent.
     first, second, failed = found
@@ -103,7 +107,7 @@ def test_vllm_bench_serve(tmp_path):
 
 
 def test_guidellm(tmp_path):
-    tool, (done, failed) = read_results(written(tmp_path / "r.json", GUIDELLM))
+    tool, [((done, failed), _)] = read_results(written(tmp_path / "r.json", GUIDELLM))
     assert tool == "guidellm"
     assert (done.record.arrival_ps, done.sent_ps) == (0, PS // 2)
     assert done.record.first_token_ps == PS
@@ -115,7 +119,7 @@ def test_guidellm(tmp_path):
 
 @pytest.mark.parametrize("rows", [AIPERF, AIPERF[:1]])
 def test_aiperf(tmp_path, rows):
-    tool, found = read_results(written(tmp_path / "profile_export.jsonl", rows))
+    tool, [(found, _)] = read_results(written(tmp_path / "profile_export.jsonl", rows))
     assert (tool, len(found)) == ("aiperf", len(rows))
     done = found[0]
     assert done.record.session == "c1"
@@ -143,6 +147,83 @@ def test_what_is_no_result(tmp_path, content, words):
     assert words in str(refused.value)
 
 
+def changed(content, place, value):
+    """The content with another value at a place, keys and numbers between dots."""
+    made = json.loads(json.dumps(content))
+    *path, last = [int(key) if key.isdigit() else key for key in place.split(".")]
+    inner = made
+    for key in path:
+        inner = inner[key]
+    inner[last] = value
+    return made
+
+
+TIMINGS = "benchmarks.0.requests.successful.0.info.timings"
+
+
+@pytest.mark.parametrize(
+    ("content", "place", "value", "words"),
+    [
+        (VLLM, "ttfts.0", math.inf, "request 0: ttfts: inf: must be a finite number"),
+        (VLLM, "ttfts.0", math.nan, "request 0: ttfts: nan: must be a finite number"),
+        (VLLM, "ttfts.1", -3.0, "request 1: ttfts: -3: must be 0 or more"),
+        (VLLM, "start_times.0", math.inf, "request 0: start_times: inf: must be a finite number"),
+        (VLLM, "start_times.0", -1e9, "request 1 ends 1e+09 s after the first one was due"),
+        (VLLM, "output_lens.0", -3, "request 0: output_lens: -3: must be 0 or more"),
+        (VLLM, "input_lens.2", -20, "request 2: input_lens: -20: must be 0 or more"),
+        (VLLM, "input_lens.0", "20", "request 0: input_lens: '20': must be a finite number"),
+        (VLLM, "input_lens.0", 20.5, "request 0: input_lens: 20.5: must be a whole number"),
+        (VLLM, "input_lens.0", True, "request 0: input_lens: True: must be a finite number"),
+        (VLLM, "itls.0", [1e9, 1], "request 0: reply: 1e+09 s; at most 8,640,000 s can be"),
+        (VLLM, "latencies.2", -1, "request 2: latencies: -1: must be 0 or more"),
+        (VLLM, "queue_times.1", -1, "request 1: queue_times: -1: must be 0 or more"),
+        (GUIDELLM, "benchmarks.0.requests", [1], "another form: AttributeError"),
+        (GUIDELLM, "benchmarks.0", 5, "another form: TypeError"),
+        (GUIDELLM, f"{TIMINGS}.request_end", math.inf, "successful request 0: request_end: inf"),
+        (GUIDELLM, f"{TIMINGS}.request_end", 9.0, "from the start to the end: -1.5"),
+        (GUIDELLM, f"{TIMINGS}.first_token_iteration", 1.0, "to the first token: -9.5"),
+        (GUIDELLM, f"{TIMINGS}.last_token_iteration", 10.9, "from the first token to the last: -0.1"),
+        (AIPERF, "0.metrics", [1], "another form: AttributeError"),
+        (AIPERF, "0.metadata", 5, "is no result of"),
+        (AIPERF, "1.metadata", 5, "another form: TypeError"),
+        (AIPERF, "0.metadata.request_end_ns", 1, "from request_start_ns to request_end_ns: -5"),
+        (AIPERF, "0.metrics.output_sequence_length.value", math.inf, "output_sequence_length: inf"),
+        (AIPERF, "0.metrics.output_sequence_length.value", 1e12, "output: 1e+12: must be a whole"),
+        (AIPERF, "0.metrics.time_to_first_token.value", -1.0, "time_to_first_token: -1"),
+    ],
+)  # fmt: skip
+def test_what_cannot_have_been_measured_is_refused(tmp_path, content, place, value, words):
+    with pytest.raises(InputError) as refused:
+        read_results(written(tmp_path / "r", changed(content, place, value)))
+    assert words in str(refused.value)
+
+
+def test_json_that_is_nested_too_deep(tmp_path):
+    (tmp_path / "deep").write_text("[" * 100_000)
+    with pytest.raises(InputError, match="nested too deep"):
+        read_results(tmp_path / "deep")
+
+
+def test_a_failure_may_be_told_in_any_form(tmp_path):
+    _, [(found, _)] = read_results(written(tmp_path / "r", changed(AIPERF, "1.error", ["boom"])))
+    assert (found[1].record.outcome, found[1].error) == ("aborted", '["boom"]')
+
+
+NOTHING = {"info": {"timings": {"targeted_start": None}}, "input_metrics": None, "output_metrics": None}  # fmt: skip
+
+
+def test_requests_cut_off_before_they_were_sent_cost_nobody_else(tmp_path):
+    content = changed(GUIDELLM, "benchmarks.0.requests.incomplete", [NOTHING])
+    _, [run] = read_results(written(tmp_path / "r", content))
+    assert (len(run.measured), run.unsent) == (2, 1)
+    with pytest.raises(InputError, match="successful request 0: timings: when it began"):
+        read_results(
+            written(
+                tmp_path / "r", changed(GUIDELLM, "benchmarks.0.requests.successful", [NOTHING])
+            )
+        )
+
+
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(InputError, match="No such file"):
         read_results(tmp_path / "none")
@@ -167,3 +248,38 @@ def test_the_command(tmp_path):
     again = subprocess.run([*command, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
     assert again.returncode == 2
     assert "not empty" in again.stderr
+
+
+def test_each_run_of_a_sweep_and_each_file_has_its_folder(tmp_path):
+    """Two loads in one folder would be one blended score."""
+    none = {"requests": {"successful": [], "errored": [], "incomplete": [NOTHING]}}
+    sweep = {"benchmarks": [*GUIDELLM["benchmarks"] * 2, none]}
+    written(tmp_path / "sweep.json", sweep)
+    written(tmp_path / "one.json", VLLM)
+    (tmp_path / "two").mkdir()
+    written(tmp_path / "two" / "one.json", VLLM)
+    out = tmp_path / "o"
+    files = ("sweep.json", "one.json", "two/one.json")
+    found = CliRunner().invoke(
+        app, ["results", *(str(tmp_path / name) for name in files), "--out", str(out)]
+    )
+    assert found.exit_code == 0, found.output
+    assert sorted(path.name for path in out.iterdir()) == ["one", "one-2", "sweep-0", "sweep-1"]
+    assert "sweep-2: no request of guidellm, 1 never sent and left out" in found.output
+    for name in ("sweep-0", "sweep-1"):
+        columns, facts = read_measured(out / name)
+        assert len(columns["index"]) == 2
+        assert facts["run"] == int(name[-1])
+        assert {path.name for path in (out / name).iterdir()} == {
+            "requests.parquet", "trace.jsonl", "replay.json",
+        }  # fmt: skip
+
+
+def test_a_file_where_a_folder_is_to_be(tmp_path):
+    out = tmp_path / "o"
+    out.mkdir()
+    (out / "b").write_text("")
+    files = [str(written(tmp_path / name, VLLM)) for name in ("a", "b")]
+    found = CliRunner().invoke(app, ["results", *files, "--force", "--out", str(out)])
+    assert found.exit_code == 2
+    assert f"--out {out / 'b'}: File exists" in found.output
