@@ -25,7 +25,7 @@ from twin.whatif.axes import parse_axis, parse_vary
 from twin.whatif.figures import figures_of, measure
 from twin.whatif.headroom import _times, headroom
 from twin.whatif.optimize import make_search, optimize
-from twin.whatif.pareto import front_figure
+from twin.whatif.pareto import front_figure, render_front
 from twin.whatif.runs import Backend, Interrupted
 from twin.whatif.search import NotMet, fewest_gpus
 from twin.whatif.study import open_study, revive, this_worker, without_password
@@ -305,6 +305,7 @@ def test_what_breaks_under_fresh_seeds_is_told_and_the_next_best_is_tried(monkey
     names = {trace["name"]: trace["customdata"] for trace in chart["data"]}
     assert len(names["kept them in the search, not under fresh seeds"]) == 3
     assert "front" not in names
+    assert render_front(quick(*loose), found).count(" broke") == 3
 
 
 @pytest.mark.parametrize("goal", ["ONLIN.ttft_p99", "BATCH.goodput", "met.ONLINE.e2e_p99"])

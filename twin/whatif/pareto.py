@@ -148,12 +148,13 @@ def state_of(found: Mapping[str, Any]) -> str:
 def render_front(search: Search, found: Mapping[str, Any], color: bool = False) -> str:
     """The front in a terminal, and what to take."""
     parts: list[RenderableType] = [paragraph(state_of(found))]
-    measures = _shown(search)[:4]
+    measures = _shown(search)[:3]
     made = table("Front", *(m.label for m in measures), "")
     lines = [line for entry in found["confirmed"] for line in entry["key"].split(" ; ")]
     # A key that is broken in the middle cannot be copied.
     made.columns[0].max_width = 40
     made.columns[0].min_width = min(40, max(map(len, lines), default=5))
+    made.columns[-1].min_width, made.columns[-1].justify = 5, "left"
     for entry in found["confirmed"]:
         taken = found["chosen"] is not None and entry["key"] == found["chosen"]["key"]
         gone = _unserved(search, entry)
@@ -161,7 +162,7 @@ def render_front(search: Search, found: Mapping[str, Any], color: bool = False) 
             "none served" if m.name in gone else value_text(entry["figures"].get(m.name), m.unit)
             for m in measures
         ]
-        word = "take" if taken else "" if entry["is_good"] else "breaks an objective"
+        word = "take" if taken else "" if entry["is_good"] else "broke"
         made.add_row(entry["key"].replace(" ; ", "\n"), *cells, word)
     if found["confirmed"]:
         parts.append(made)
