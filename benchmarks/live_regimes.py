@@ -148,6 +148,7 @@ def play(part: str, args: argparse.Namespace) -> None:
                 str(steps),
                 "--out",
                 str(args.out / f"{name}-compared"),
+                "--force",
             ]
             real("compare", str(written), *folders, *options)
 

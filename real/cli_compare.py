@@ -1,7 +1,9 @@
 """`twin-real compare`: the twin beside measured runs."""
 
 import json
+import math
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,9 +16,6 @@ from twin.errors import InputError
 from twin.scenario import load_scenario
 from twin.terminal import complain, errors, write
 
-SHOWN = 40
-"""Figures in the table on a terminal."""
-
 
 def compare(
     scenario: ScenarioFile,
@@ -24,7 +23,7 @@ def compare(
         list[Path],
         typer.Argument(
             metavar="MEASURED...",
-            help="Folders that `twin-real replay --out` wrote; runs of the same traffic are taken together.",
+            help="Folders that `twin-real replay --out` wrote; runs of one set-up are taken together.",
             show_default=False,
         ),
     ],
@@ -77,14 +76,28 @@ def compare(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write compare.html and compare.json.")
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Let --out write into a folder that is not empty.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of tables.")
     ] = False,
 ) -> None:
     """Hold the twin beside what was measured: each figure with its error, by regime, worst first, and why."""
     with errors(), ExitStack() as stack:
-        from real.compare import Run, misses_of, predict, rows_of
+        from real.compare import Run, rows_of
+        from real.compare_misses import misses_of
+        from real.compare_notes import notes
+        from real.compare_twin import predict
 
+        for option, number in (("--frontend", frontend), ("--tolerance", tolerance)):
+            if number is not None and not math.isfinite(number):
+                raise InputError(f"{option} {number}: must be a finite number")
+        if step_time is not None and not step_time.name:
+            raise InputError("--step-time: is empty; name a profile")
+        names = names_of(measured)
+        if out is not None:
+            _check_out(out, force, [scenario, step_time, warm])
         changes = list(overrides or [])
         base: dict[str, Any] | None = None
         if tiny:
@@ -98,19 +111,17 @@ def compare(
             changes.append(f"hardware.step_time={step_time}")
         if frontend is None:
             frontend = _frontend(step_time)
-        if out is not None:
-            _make(out)
         runs: list[Run] = []
-        for folder in measured:
-            run = predict(scenario, changes, folder, frontend, planned, warm, base)
+        for folder, name in zip(measured, names, strict=True):
+            run = predict(scenario, changes, folder, frontend, planned, warm, base, name)
             if regime is not None:
                 run = Run(**{**vars(run), "regime": regime})
             runs.append(run)
         rows = rows_of(runs)
         misses = {run.name: misses_of(run) for run in runs}
-        notes = _notes(runs, warm is not None, frontend)
+        told = notes(runs, warm is not None, frontend)
         content = {
-            "notes": notes,
+            "notes": told,
             "figures": [
                 {**row.comparison.to_dict(), "spread": row.spread, "runs": row.runs} for row in rows
             ],
@@ -118,24 +129,68 @@ def compare(
             "runs": {run.name: {"regime": run.regime, "twin": run.facts["twin"]} for run in runs},
         }
         if as_json:
-            write(json.dumps(content, indent=1) + "\n")
+            write(_json(content))
         else:
-            for note in notes:
+            for note in told:
                 write(note + "\n")
             write(_text(rows, misses, tolerance))
         if out is not None:
             from real.compare_page import page
 
-            (out / "compare.html").write_text(page(runs, rows, misses, notes), encoding="utf-8")
-            (out / "compare.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")  # fmt: skip
-            complain(f"{out / 'compare.html'}")
+            _write(out / PAGE, page(runs, rows, misses, told))
+            _write(out / CONTENT, _json(content))
+            complain(f"{out / PAGE}")
 
 
-def _make(folder: Path) -> None:
+PAGE, CONTENT = "compare.html", "compare.json"
+
+
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """As many last parts of each path as it takes to tell them apart. Raises InputError for a run given twice."""
+    whole = [path.resolve() for path in folders]
+    whole = [path if path.is_dir() else path.parent for path in whole]
+    for path, folder in zip(folders, whole, strict=True):
+        if whole.count(folder) > 1:
+            raise InputError(f"{path}: is given twice; a run is no repetition of itself")
+    names: list[str] = []
+    for path in whole:
+        others = [other for other in whole if other != path]
+        depth = 1
+        while any(other.parts[-depth:] == path.parts[-depth:] for other in others):
+            depth += 1
+        names.append("/".join(path.parts[-depth:]))
+    return names
+
+
+def _check_out(out: Path, force: bool, inputs: Sequence[Path | None]) -> None:
+    from twin.cli_files import check_writable, keep_apart
+    from twin.report.folder import check_folder
+
+    files = [out / PAGE, out / CONTENT]
+    keep_apart({"--out": files}, [path for path in inputs if path is not None])
+    check_folder(out, force)
+    for path in files:
+        check_writable({"--out": path})
+
+
+def _write(path: Path, text: str) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise InputError(f"--out {folder}: {error.strerror}") from None
+        raise InputError(f"--out {path}: {error.strerror}") from None
+
+
+def _json(content: Any) -> str:
+    """JSON has no infinity: an error where nothing was measured is null."""
+    return json.dumps(_finite(content), indent=1, allow_nan=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _frontend(step_time: Path | None) -> float:
@@ -144,49 +199,21 @@ def _frontend(step_time: Path | None) -> float:
     if beside is None or not beside.exists():
         return 0.0
     try:
-        return float(json.loads(beside.read_text(encoding="utf-8"))["frontend_s"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        found = float(json.loads(beside.read_text(encoding="utf-8"))["frontend_s"])
+        if not 0 <= found < math.inf:
+            raise ValueError(f"{found:g} is no time")
+        return found
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
             f"{beside}: holds no frontend_s: {error}; say it with --frontend"
         ) from None
-
-
-def _notes(runs: Any, is_warmed: bool, frontend_s: float) -> list[str]:
-    from real.compare import MOST_MISMATCH, mismatch_of
-
-    notes = []
-    for run in runs:
-        mismatch = mismatch_of(run)
-        if mismatch is not None and mismatch > MOST_MISMATCH:
-            notes.append(
-                f"{run.name}: {100 * mismatch:.1f} % of the requests had other lengths than planned; the twin is told "
-                "those they had"
-            )
-    for run in runs:
-        start = run.facts.get("server", {}).get("cache_at_start", "unknown")
-        twin = "warmed" if is_warmed else "cold"
-        if start != twin and not (start == "warm" and is_warmed):
-            notes.append(
-                f"{run.name}: the server's prefix cache was {start} at the start, the twin's {twin}"
-                + ("; give the twin what it had served with --warm" if start == "warm" else "")
-            )
-        late = run.facts.get("client", {}).get("lateness")
-        if late and late["p99_s"] > 0.005 and not run.facts.get("max_in_flight"):
-            notes.append(
-                f"{run.name}: 1 % of the requests were sent more than {1e3 * late['p99_s']:.1f} ms after their time"
-            )
-    if frontend_s:
-        notes.append(
-            f"{1e3 * frontend_s:.2f} ms outside the scheduler are added to the twin's latencies"
-        )
-    return notes
 
 
 def _text(rows: Any, misses: Any, tolerance: float) -> str:
     from twin.report.tables import table, to_text
 
     made = table("Figure", "regime", "twin", "measured", "error", "spread", "")
-    for row in rows[:SHOWN]:
+    for row in rows:
         one = row.comparison
         made.add_row(
             one.metric,

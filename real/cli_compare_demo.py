@@ -67,4 +67,4 @@ def compare_demo(
                 raise typer.Exit(FAILED) from None
             finally:
                 server.stop()
-        compare(scenario, [measured], overrides, step_time=steps, tiny=True, out=out)
+        compare(scenario, [measured], overrides, step_time=steps, tiny=True, out=out, force=True)

@@ -1,28 +1,18 @@
-"""The twin beside what was measured: the same requests, one table, worst first.
+"""The twin beside what was measured: one row a figure, traffic and regime, worst first.
 
-What `twin-real replay` wrote is fed to the twin: requests at the times they were due, with the lengths they had (open
-loop), or the traffic itself where each request waits for another (closed loops, conversations). Figures and their
-errors are twin.validation's; here are the regimes they are told by, the spread of repeated runs, and what the requests
-have in common that are predicted worst.
+Figures and their errors are twin.validation's. Here are the regimes they are told by, which runs are taken together,
+and the spread of those.
 """
 
 import json
-import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from real.measured import TRACE, read_measured
-from twin.clock import PS
-from twin.metrics.engine_time import QUEUEING
-from twin.metrics.record_table import RecordTable
-from twin.scenario import Scenario, load_scenario
-from twin.simulation import Result, simulate
-from twin.validation import RATES, STATS, Comparison, compare_requests, worst_first
+from real.measured import Mismatch, mismatch
+from twin.validation import QUEUE, RATES, STATS, Comparison, compare_requests, worst_first
 
 Table = Mapping[str, Sequence[Any]]
 
@@ -31,19 +21,13 @@ METRICS = (
     "itl_p50",
     "itl_p99",
     *RATES,
+    *QUEUE,
 )
 IDLE_SHARE, SATURATED_SHARE = 0.05, 0.5
 """Below the first share of the twin's time in which requests waited for a slot, tokens or KV a run is idle, above the
 second one saturated: errors change where waiting begins."""
-MOST_MISMATCH = 0.01
-"""Share of requests whose lengths may differ from the planned ones before that is the first thing to say."""
-FEATURES = {
-    "prompt tokens": "prompt_tokens",
-    "output tokens": "output_tokens",
-    "prompt tokens found in the prefix cache": "prefix_hit_tokens",
-    "requests inside when it came": "inside",
-    "seconds after the start": "arrival_s",
-}
+OF_ONE_RUN = ("client", "client_limit", "length_mismatch", "server", "wall_s")
+"""Facts of a replay that may differ between runs of one set-up."""
 
 
 @dataclass(frozen=True)
@@ -51,18 +35,27 @@ class Run:
     """One measured run and what the twin says of it."""
 
     name: str
-    group: str
-    """Runs of the same traffic have the same."""
+    setup: Mapping[str, Any]
+    """What runs must have in common to be taken together."""
     measured: Table
+    """The requests of the server; those that the twin was not given are not among them."""
     predicted: Table
+    """The same requests in the same order, as far as the twin had them. Those that did not complete at the server have
+    the outcome LEFT_OUT."""
     regime: str
     """idle, knee or saturated."""
     facts: Mapping[str, Any]
+    not_given: int = 0
+    """Requests that got no token and are not given to the twin."""
+
+
+LEFT_OUT = "left_out"
+"""Outcome, in the twin's table, of what the server did not complete: it counts on neither side."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A figure of all runs of one traffic together."""
+    """A figure of all runs of one set-up together."""
 
     comparison: Comparison
     """Of the means over the runs."""
@@ -75,131 +68,46 @@ class Row:
         return abs(self.comparison.error) <= max(tolerance, 2 * (self.spread or 0.0))
 
 
-def predict(
-    source: Path,
-    overrides: Sequence[str],
-    folder: Path,
-    frontend_s: float = 0.0,
-    planned: bool | None = None,
-    warm: Path | None = None,
-    base: Mapping[str, Any] | None = None,
-) -> Run:
-    """The twin's answer to one measured run.
+def setup_of(folder: Path, measured: Table, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What must be the same in runs that are taken together: the scenario as it was played (with another seed, name or
+    objectives it is still the same), the server, how requests were sent, and that the run was not cut short.
 
-    `source` is the scenario of the twin (`base` in its place, if given). `frontend_s` is what a request spends outside
-    the scheduler. `planned` None chooses by the traffic; `warm` is a trace that the server had served before, which the
-    twin plays first. Raises InputError where a file is missing or does not fit.
+    What another tool measured says nothing of it, so that each such run stands alone.
     """
-    measured, facts = read_measured(folder)
-    played = facts.get("scenario", {})
-    scenario = load_scenario(base if base is not None else source, overrides)
-    traffic = played.get("traffic") or scenario.document["traffic"]
-    waits = any(_waits(stream) for stream in traffic)
-    if planned if planned is not None else waits:
-        scenario = _as_played(scenario, traffic, played.get("run", {}).get("seed"), frontend_s)
-        result, offset_s = simulate(scenario, observe=False), 0.0
-        keep: Sequence[int] = range(len(result.records))
-        told = _by_index(measured)
-    else:
-        trace, offset_s, before = _trace(folder, warm)
-        document = scenario.to_dict()
-        document["traffic"] = [{"trace": str(trace)}]
-        result = simulate(load_scenario(document), observe=False)
-        keep = range(before, len(result.records))
-        told = _by_arrival(measured)
-    predicted = table_of(result.records, keep, frontend_s, offset_s)
-    waited = sum(engine.time.limit_ps[limit] for engine in result.engines for limit in QUEUEING)
-    return Run(
-        folder.name,
-        json.dumps(facts.get("scenario", {}).get("traffic", folder.name), sort_keys=True),
-        told,
-        predicted,
-        regime_of(waited / max(1, sum(result.alive_ps))),
-        facts | {"twin": _engine(result)},
-    )
+    if "scenario" not in facts:
+        return {"folder": str(folder.resolve())}
+    scenario = {k: v for k, v in facts["scenario"].items() if k not in ("name", "objectives")}
+    scenario["run"] = {k: v for k, v in scenario.get("run", {}).items() if k != "seed"}
+    setup = {k: v for k, v in facts.items() if k not in OF_ONE_RUN} | {"scenario": scenario}
+    setup["cut short"] = "unfinished" in measured["outcome"]
+    if all(stream.get("requests") for stream in scenario.get("traffic", ())):
+        setup["requests"] = len(measured["outcome"])
+    return setup
 
 
-def _engine(result: Result) -> dict[str, float]:
-    names = ("steps", "preemptions", "prefix_hit_tokens", "prefix_query_tokens")
-    return {name: sum(getattr(engine, name) for engine in result.engines) for name in names}
+def groups_of(runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs of one set-up together."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(json.dumps(run.setup, sort_keys=True), []).append(run)
+    return list(found.values())
 
 
-def _waits(stream: Mapping[str, Any]) -> bool:
-    """Whether requests of a stream come only once others have ended."""
-    arrivals = stream.get("arrivals") or {}
-    return bool(stream.get("sessions")) or arrivals.get("process") == "closed"
+def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """Where two set-ups differ: `key value, other value`."""
+    ours, theirs = dict(_flat(a)), dict(_flat(b))
+    keys = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
+    return [f"{key} {ours.get(key)}, {theirs.get(key)}" for key in keys]
 
 
-def _as_played(
-    scenario: Scenario, traffic: Sequence[Mapping[str, Any]], seed: int | None, frontend_s: float
-) -> Scenario:
-    """The scenario with the traffic that was played, whose users wait for what lies outside the scheduler, too."""
-    document = scenario.to_dict()
-    document["traffic"] = streams = json.loads(json.dumps(list(traffic)))
-    for stream in streams:
-        arrivals = stream.get("arrivals") or {}
-        if arrivals.get("process") == "closed":
-            think = arrivals.get("think_time") or 0
-            if isinstance(think, int | float):
-                arrivals["think_time"] = think + frontend_s
-    return load_scenario(document, (), seed)
-
-
-def _trace(folder: Path, warm: Path | None) -> tuple[Path, float, int]:
-    """(trace for the twin, seconds by which the measured requests come later in it, requests before them)."""
-    own = folder / TRACE
-    if warm is None:
-        return own, 0.0, 0
-    before = [json.loads(line) for line in warm.read_text(encoding="utf-8").splitlines()]
-    offset_s = math.ceil(max(row["arrival_s"] for row in before)) + 600.0
-    later = [json.loads(line) for line in own.read_text(encoding="utf-8").splitlines()]
-    joined = folder / "warmed.jsonl"
-    with joined.open("w", encoding="utf-8") as file:
-        for row in before:
-            file.write(json.dumps(row) + "\n")
-        for row in later:
-            file.write(
-                json.dumps({**row, "arrival_s": round(row["arrival_s"] + offset_s, 12)}) + "\n"
-            )
-    return joined, offset_s, len(before)
-
-
-def table_of(
-    records: RecordTable, keep: Iterable[int], frontend_s: float = 0.0, offset_s: float = 0.0
-) -> dict[str, list[Any]]:
-    """Records as a request table; what clients see is later than what the engine does by `frontend_s`."""
-    kept = [records[i] for i in keep]
-
-    def at(ps: int | None, later_s: float) -> float | None:
-        return None if ps is None else ps / PS - offset_s + later_s
-
-    return {
-        "index": [r.index for r in kept],
-        "tier": [r.tier for r in kept],
-        "outcome": [r.outcome for r in kept],
-        "arrival_s": [at(r.arrival_ps, 0.0) for r in kept],
-        "first_token_s": [at(r.first_token_ps, frontend_s) for r in kept],
-        "finish_s": [at(r.finish_ps, frontend_s) for r in kept],
-        "prompt_tokens": [r.prompt_tokens for r in kept],
-        "output_tokens": [r.output_tokens for r in kept],
-        "prefix_hit_tokens": [r.prefix_hit_tokens for r in kept],
-        "preemptions": [r.preemptions for r in kept],
-        "itl_s": [[gap / PS for gap in r.itl_ps] for r in kept],
-    }
-
-
-def _by_index(measured: Table) -> Table:
-    return _rows(measured, np.argsort(measured["index"], kind="stable").tolist())
-
-
-def _by_arrival(measured: Table) -> Table:
-    """Those with a reply, as trace.jsonl has them."""
-    kept = [i for i, n in enumerate(measured["output_tokens"]) if n]
-    return _rows(measured, sorted(kept, key=lambda i: measured["arrival_s"][i]))
-
-
-def _rows(table: Table, rows: Sequence[int]) -> Table:
-    return {name: [column[i] for i in rows] for name, column in table.items()}
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    inside = value.items() if isinstance(value, Mapping) else enumerate(value)
+    for key, inner in inside:
+        path = f"{name}.{key}".lstrip(".")
+        if isinstance(inner, Mapping | list) and inner:
+            yield from _flat(inner, path)
+        else:
+            yield path, inner
 
 
 def regime_of(waiting: float) -> str:
@@ -209,28 +117,32 @@ def regime_of(waiting: float) -> str:
     return "idle" if waiting < IDLE_SHARE else "knee"
 
 
-def mismatch_of(run: Run) -> float | None:
-    """Share of the requests whose lengths differ from the planned ones; None where nobody planned."""
-    wanted = run.measured.get("planned_output_tokens")
-    if wanted is None or None in wanted:
+def mismatch_of(run: Run) -> Mismatch | None:
+    """How many of the completed requests had other lengths than planned; None where nobody planned."""
+    columns = ("prompt_tokens", "output_tokens", "planned_prompt_tokens", "planned_output_tokens")
+    if not has_plan(run.measured):
         return None
-    prompts = run.measured["planned_prompt_tokens"]
-    got = zip(run.measured["prompt_tokens"], run.measured["output_tokens"], strict=True)
-    differ = [
-        pair != want for pair, want in zip(got, zip(prompts, wanted, strict=True), strict=True)
-    ]
-    return sum(differ) / len(differ) if differ else 0.0
+    rows = zip(run.measured["outcome"], *(run.measured[name] for name in columns), strict=True)
+    done = [lengths for outcome, *lengths in rows if outcome == "completed"]
+    if not done:
+        return None
+    return mismatch([(a, b) for a, b, _, _ in done], [(c, d) for _, _, c, d in done])
+
+
+def has_plan(measured: Table) -> bool:
+    """Whether it is known of every request which lengths were asked for."""
+    planned = [measured.get(f"planned_{which}_tokens") for which in ("prompt", "output")]
+    return all(column is not None and None not in column for column in planned)
 
 
 def rows_of(runs: Sequence[Run], metrics: Sequence[str] = METRICS) -> list[Row]:
-    """One row a traffic, regime and metric, worst first: means over the runs of that traffic, and their spread."""
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(run.group, []).append(run)
+    """One row a set-up, regime and metric, worst first: means over the runs of that set-up, and their spread."""
+    groups = groups_of(runs)
+    labels = [_label(own) for own in groups]
     rows: list[Row] = []
-    for own in groups.values():
-        label = " ".join(dict.fromkeys(run.regime for run in own))
-        label = f"{label} {_traffic_name(own[0])}".strip()
+    for own, label in zip(groups, labels, strict=True):
+        if labels.count(label) > 1:
+            label += f" [{', '.join(run.name for run in own)}]"
         rows += _together([(run.predicted, run.measured) for run in own], label, metrics)
         for which, wanted in (("prefix hit", True), ("no hit", False)):
             parts = [_where_hit(run, wanted) for run in own]
@@ -240,6 +152,11 @@ def rows_of(runs: Sequence[Run], metrics: Sequence[str] = METRICS) -> list[Row]:
                 rows += _together(parts, f"{label}, {which}", [m for m in metrics if "ttft" in m])
     order = {id(c): i for i, c in enumerate(worst_first(row.comparison for row in rows))}
     return sorted(rows, key=lambda row: order[id(row.comparison)])
+
+
+def _label(own: Sequence[Run]) -> str:
+    regimes = " ".join(dict.fromkeys(run.regime for run in own))
+    return f"{regimes} {_traffic_name(own[0])}".strip()
 
 
 def _traffic_name(run: Run) -> str:
@@ -287,73 +204,9 @@ def _where_hit(run: Run, wanted: bool) -> tuple[Table, Table]:
     if len(hits) != len(run.predicted["index"]):
         return {"index": []}, {"index": []}
     rows = [i for i, hit in enumerate(hits) if hit == wanted]
-    return _rows(run.predicted, rows), _rows(run.measured, rows)
+    return rows_at(run.predicted, rows), rows_at(run.measured, rows)
 
 
-@dataclass(frozen=True)
-class Misses:
-    """The requests of a run that are predicted worst, and what sets them apart."""
-
-    rows: list[dict[str, Any]]
-    """The worst ones, by how much their time to first token is off."""
-    differs: list[str]
-    """Sentences on what the worst tenth has that the others have not."""
-
-
-def misses_of(run: Run, most: int = 10) -> Misses:
-    """Of the requests that both have."""
-    theirs, ours = run.measured, run.predicted
-    if len(theirs["arrival_s"]) != len(ours["arrival_s"]):
-        return Misses([], ["the twin and the server did not serve the same number of requests"])
-    inside = _inside(theirs)
-    found = []
-    for i, (a, b) in enumerate(zip(theirs["first_token_s"], ours["first_token_s"], strict=True)):
-        if a is None or b is None:
-            continue
-        measured_s, predicted_s = a - theirs["arrival_s"][i], b - ours["arrival_s"][i]
-        found.append((abs(predicted_s - measured_s), i, measured_s, predicted_s))
-    found.sort(reverse=True)
-    rows = [
-        {
-            "request": theirs["index"][i],
-            "tier": theirs["tier"][i],
-            "ttft_measured_s": measured_s,
-            "ttft_predicted_s": predicted_s,
-            "prompt_tokens": theirs["prompt_tokens"][i],
-            "hit_measured": theirs.get("prefix_hit_tokens", [0] * (i + 1))[i],
-            "hit_predicted": ours["prefix_hit_tokens"][i],
-            "preemptions_predicted": ours["preemptions"][i],
-            "inside": inside[i],
-        }
-        for _, i, measured_s, predicted_s in found[:most]
-    ]
-    worst = {i for _, i, _, _ in found[: max(3, len(found) // 10)]}
-    return Misses(rows, _differences(theirs, inside, worst, {i for _, i, _, _ in found}))
-
-
-def _differences(
-    table: Table, inside: Sequence[int], worst: set[int], every: set[int]
-) -> list[str]:
-    columns = {**table, "inside": inside}
-    told, rest = [], every - worst
-    if not rest or not worst:
-        return []
-    for name, column in FEATURES.items():
-        if column not in columns:
-            continue
-        values = [value or 0 for value in columns[column]]
-        ours = statistics.fmean(values[i] for i in worst)
-        others = statistics.fmean(values[i] for i in rest)
-        spread = statistics.pstdev(values[i] for i in every) or 1.0
-        if abs(ours - others) > 0.8 * spread:
-            text = f"{name}: {ours:.4g} in the worst tenth, {others:.4g} otherwise"
-            told.append((abs(ours - others) / spread, text))
-    return [text for _, text in sorted(told, reverse=True)]
-
-
-def _inside(table: Table) -> list[int]:
-    """Requests in the system at each arrival."""
-    ends = np.sort([t for t in table["finish_s"] if t is not None])
-    arrivals = np.array(table["arrival_s"], dtype=float)
-    before = np.searchsorted(np.sort(arrivals), arrivals, side="left")
-    return (before - np.searchsorted(ends, arrivals, side="right")).tolist()
+def rows_at(table: Table, rows: Sequence[int]) -> Table:
+    """These rows of a table."""
+    return {name: [column[i] for i in rows] for name, column in table.items()}

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from real.compare import Misses, Row, Run, Table
+from real.compare import Row, Run, Table
+from real.compare_misses import Misses
 
 POINTS = 400
 """Instants of a timeline."""

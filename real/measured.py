@@ -6,7 +6,8 @@ known of the whole.
 """
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -171,15 +172,63 @@ def read_measured(folder: Path) -> tuple[dict[str, list[Any]], dict[str, Any]]:
             f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}; give a folder that `twin-real "
             "replay --out` wrote"
         ) from None
-    needed = ("arrival_s", "first_token_s", "finish_s", "prompt_tokens", "output_tokens", "outcome")
-    if missing := [name for name in needed if name not in columns]:
+    if missing := [name for name in NEEDED if name not in columns]:
         raise InputError(f"{path}: has no column {', '.join(missing)}")
-    facts = path.parent / FACTS
+    for name in INSTANTS:
+        _check(path, name, columns[name], _is_instant, "a finite number of seconds")
+    for name in ("index", "prompt_tokens", "output_tokens", *EXTRA[2:4]):
+        _check(path, name, columns.get(name, []), _is_count, "a whole number from 0 on")
+    if None in columns["arrival_s"]:
+        raise InputError(f"{path}: arrival_s: must be there for every request")
+    if None in columns["index"]:
+        raise InputError(f"{path}: index: must be there for every request")
+    return columns, _facts(path.parent / FACTS)
+
+
+INSTANTS = ("arrival_s", "first_token_s", "finish_s")
+NEEDED = (*INSTANTS, "index", "tier", "prompt_tokens", "output_tokens", "outcome")
+"""Columns that a comparison cannot do without."""
+
+
+def _is_instant(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and value >= 0
+
+
+def _check(
+    path: Path, name: str, column: Sequence[Any], fits: Callable[[Any], bool], what: str
+) -> None:
+    for row, value in enumerate(column):
+        if value is not None and not fits(value):
+            raise InputError(
+                f"{path}: {name} of row {row}: {value!r:.60}: must be {what}, or empty"
+            )
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    """replay.json; {} where there is none."""
     try:
-        known = json.loads(facts.read_text(encoding="utf-8")) if facts.exists() else {}
-    except (OSError, ValueError) as error:
-        raise InputError(f"{facts}: cannot be read: {error}") from None
-    return columns, known
+        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(known, dict):
+        raise InputError(f"{path}: must be one JSON object, as `twin-real replay --out` writes it")
+    places = {name: known.get(name, {}) for name in ("scenario", "server", "client")}
+    if isinstance(places["scenario"], dict):
+        places["scenario.run"] = places["scenario"].get("run", {})
+    for place, value in places.items():
+        if not isinstance(value, dict):
+            raise InputError(f"{path}: {place}: {value!r:.60}: must be an object")
+    late = places["client"].get("lateness")
+    if late is not None and not (isinstance(late, dict) and _is_instant(late.get("p99_s"))):
+        raise InputError(f"{path}: client.lateness: {late!r:.60}: must have a number p99_s")
+    traffic = places["scenario"].get("traffic", [])
+    if not (isinstance(traffic, list) and all(isinstance(stream, dict) for stream in traffic)):
+        raise InputError(f"{path}: scenario.traffic: {traffic!r:.60}: must be a list of objects")
+    return known
 
 
 def shifted(measured: Sequence[Measured]) -> list[Measured]:

@@ -10,16 +10,10 @@ import pytest
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed in this environment")
 
-from real.compare import (
-    METRICS,
-    Run,
-    mismatch_of,
-    misses_of,
-    predict,
-    regime_of,
-    rows_of,
-)
+from real.compare import METRICS, Run, mismatch_of, regime_of, rows_of
+from real.compare_misses import misses_of
 from real.compare_page import page, scatter, timeline
+from real.compare_twin import predict
 from real.measured import Measured, write_measured
 from twin.clock import PS
 from twin.scenario import load_scenario
@@ -90,7 +84,7 @@ def test_the_same_server_is_predicted_exactly(tmp_path):
     assert {row.comparison.metric for row in rows} == set(METRICS)
     assert all(row.comparison.error == pytest.approx(0, abs=1e-9) for row in rows)
     assert all(row.is_within(0.0) or abs(row.comparison.error) < 1e-9 for row in rows)
-    assert mismatch_of(run) == 0.0
+    assert mismatch_of(run) == (0.0, 0.0, 0.0)
     assert run.facts["twin"]["steps"] > 100
 
 
@@ -227,7 +221,7 @@ def test_the_command(tmp_path):
     )
     assert run.returncode == 0, run.stderr
     first, second = run.stdout.splitlines()[:2]
-    assert first.startswith("m: 100.0 % of the requests had other lengths than planned")
+    assert first.startswith("m: 100.0 % of the completed requests had other lengths than planned")
     assert "the server's prefix cache was warm at the start, the twin's cold" in second
     assert "requests_per_s" in run.stdout
     content = json.loads((tmp_path / "o" / "compare.json").read_text())

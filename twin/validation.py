@@ -27,6 +27,10 @@ LATENCIES = ("ttft", "tpot", "itl", "e2e")
 RATES = ("requests_per_s", "output_tokens_per_s")
 """Rates that are compared: what completed, between the first arrival and the last finish."""
 
+QUEUE = ("queue_mean", "queue_max")
+"""Depths of the queue that are compared: requests that have come and have no token yet, of those that complete; their
+mean between the first arrival and the last finish, and the most at once."""
+
 RequestTable = Mapping[str, Any]
 """Column -> values, one a request."""
 
@@ -36,7 +40,7 @@ class Comparison:
     """One figure, predicted and measured."""
 
     metric: str
-    """`<latency>_<statistic>` in seconds, or one of RATES per second."""
+    """`<latency>_<statistic>` in seconds, one of RATES per second, or one of QUEUE in requests."""
     regime: str
     """What the requests have in common: load, cache state, tier, ..."""
     predicted: float
@@ -238,7 +242,24 @@ def figures(table: RequestTable) -> dict[str, float]:
                 result["output_tokens_per_s"] = (
                     float(_numbers(table, "output_tokens")[done].sum()) / span
                 )
+            if _has(table, "first_token_s"):
+                result |= _queue(table, done, span)
     return result
+
+
+def _queue(table: RequestTable, done: npt.NDArray[np.bool_], span_s: float) -> dict[str, float]:
+    """Figures of QUEUE; none where no request has a first token."""
+    came = _numbers(table, "arrival_s")[done]
+    began = _numbers(table, "first_token_s")[done]
+    came, began = np.sort(came[~np.isnan(began)]), np.sort(began[~np.isnan(began)])
+    if not len(came):
+        return {}
+    # The most are waiting when one has just come.
+    waiting = np.searchsorted(came, came, "right") - np.searchsorted(began, came, "right")
+    return {
+        "queue_mean": float((began - came).sum()) / span_s,
+        "queue_max": float(waiting.max()),
+    }
 
 
 def _latency(

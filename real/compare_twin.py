@@ -1,0 +1,308 @@
+"""What does the twin say of a measured run? The same requests, or the same traffic with the lengths that really came.
+
+Where the times of requests are known beforehand (open loop) the twin is given them as recorded. Where each waits for
+another (closed loops, conversations) it is given the traffic, because the server's own speed decides when the next
+request comes; of each request it learns the lengths it had at the server.
+"""
+
+import json
+import math
+from collections import Counter, defaultdict, deque
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from real.compare import LEFT_OUT, Run, Table, has_plan, regime_of, rows_at, setup_of
+from real.measured import REQUESTS, TRACE, read_measured
+from twin.clock import PS
+from twin.errors import InputError
+from twin.metrics.engine_time import QUEUEING
+from twin.metrics.record_table import RecordTable
+from twin.scenario import Scenario, load_scenario
+from twin.simulation import Result, simulate
+from twin.workload.formats.choose import FORMATS, format_of, read_trace
+from twin.workload.formats.rows import TraceRow
+from twin.workload.request import Request
+
+FRESH = 1 << 62
+"""Content ids from here on are text that no other request has."""
+
+
+def predict(
+    source: Path,
+    overrides: Sequence[str],
+    folder: Path,
+    frontend_s: float = 0.0,
+    planned: bool | None = None,
+    warm: Path | None = None,
+    base: Mapping[str, Any] | None = None,
+    name: str | None = None,
+) -> Run:
+    """The twin's answer to one measured run.
+
+    `source` is the scenario of the twin (`base` in its place, if given). `frontend_s` is what a request spends outside
+    the scheduler. `planned` None chooses by the traffic; `warm` is a trace that the server had served before, which the
+    twin plays first. Raises InputError where a file is missing or does not fit, where no request completed, and for
+    `warm` with planned traffic.
+    """
+    measured, facts = read_measured(folder)
+    folder = folder if folder.is_dir() else folder.parent
+    if "completed" not in measured["outcome"]:
+        raise InputError(
+            f"{folder}: none of its {len(measured['outcome'])} requests completed; there is nothing to compare"
+        )
+    played = facts.get("scenario", {})
+    scenario = load_scenario(base if base is not None else source, overrides)
+    traffic = played.get("traffic") or scenario.document["traffic"]
+    waits = any(_waits(stream) for stream in traffic)
+    if planned if planned is not None else waits:
+        if warm is not None:
+            raise InputError(
+                f"--warm {warm}: closed loops, conversations and --planned traffic begin at once in the twin, with "
+                "nothing served before; give it the requests as they were measured, with --recorded"
+            )
+        told, predicted, result = _as_planned(scenario, traffic, played, measured, frontend_s)
+        idle_ps, before, not_given = 0, Counter[str](), 0
+    else:
+        told = _by_arrival(measured)
+        not_given = len(measured["outcome"]) - len(told["outcome"])
+        predicted, result, before, idle_ps = _as_recorded(scenario, folder, warm, told, frontend_s)
+    twin = _engine(result)
+    waited_ps = twin.pop("waited_ps") - before.pop("waited_ps", 0)
+    alive_ps = sum(result.alive_ps) - idle_ps * len(result.alive_ps)
+    return Run(
+        name or folder.name,
+        setup_of(folder, measured, facts),
+        told,
+        predicted,
+        regime_of(waited_ps / max(1, alive_ps)),
+        {**facts, "twin": {key: count - before[key] for key, count in twin.items()}},
+        not_given,
+    )
+
+
+def _engine(result: Result) -> Counter[str]:
+    names = ("steps", "preemptions", "prefix_hit_tokens", "prefix_query_tokens")
+    counts = Counter({name: sum(getattr(e, name) for e in result.engines) for name in names})
+    counts["waited_ps"] = sum(e.time.limit_ps[limit] for e in result.engines for limit in QUEUEING)
+    return counts
+
+
+def _waits(stream: Mapping[str, Any]) -> bool:
+    """Whether requests of a stream come only once others have ended."""
+    arrivals = stream.get("arrivals") or {}
+    return bool(stream.get("sessions")) or arrivals.get("process") == "closed"
+
+
+# --- as planned -----------------------------------------------------------------------------------
+
+
+def _as_planned(
+    scenario: Scenario,
+    traffic: Sequence[Mapping[str, Any]],
+    played: Mapping[str, Any],
+    measured: Table,
+    frontend_s: float,
+) -> tuple[Table, Table, Result]:
+    """(the measured requests, the twin's in the same order, its run)."""
+    told = rows_at(measured, np.argsort(measured["index"], kind="stable").tolist())
+    document = scenario.to_dict()
+    document["traffic"] = streams = json.loads(json.dumps(list(traffic)))
+    for stream in streams:
+        arrivals = stream.get("arrivals") or {}
+        think = arrivals.get("think_time") or 0
+        # Users wait for what lies outside the scheduler, too.
+        if arrivals.get("process") == "closed" and isinstance(think, int | float):
+            arrivals["think_time"] = think + frontend_s
+    if "unfinished" in told["outcome"]:
+        run = document.setdefault("run", {})
+        run["until"] = min(run.get("until") or math.inf, _last_s(told))
+    scenario = load_scenario(document, (), played.get("run", {}).get("seed"))
+    given = _Given(told)
+    result = simulate(scenario, on_offer=given.give)
+    row_of = given.row_of
+    order = sorted(row_of, key=row_of.__getitem__)
+    order += [i for i in range(len(result.records)) if i not in row_of]
+    predicted = table_of(result.records, order, frontend_s)
+    rows = [row_of.get(i) for i in order]
+    return (
+        told,
+        _masked(predicted, [None if r is None else told["outcome"][r] for r in rows]),
+        result,
+    )
+
+
+def _last_s(told: Table) -> float:
+    """The last instant that is known of the run."""
+    columns = (told[name] for name in ("arrival_s", "first_token_s", "finish_s"))
+    return max(at for at in chain(*columns) if at is not None) or 1e-12
+
+
+class _Given:
+    """Tells the requests of the scenario's traffic, as they come, what their like had at the server.
+
+    Requests are alike if they are the same turn of the same conversation or, alone, were planned with the same stream,
+    tier, tenant and lengths; of several the first to come is the first to be given.
+    """
+
+    def __init__(self, told: Table) -> None:
+        self._told = told
+        self._is_known = has_plan(told)
+        self._left: defaultdict[Hashable, deque[int]] = defaultdict(deque)
+        self.row_of: dict[int, int] = {}
+        """Index of the twin's request -> row of the measured one."""
+        number = len(told["index"])
+        columns = [
+            told.get(name, [None] * number)
+            for name in ("stream", "session", "tier", "tenant", "planned_prompt_tokens", "planned_output_tokens")
+        ]  # fmt: skip
+        for row, values in enumerate(zip(*columns, strict=True)):
+            self._left[self._key(*values)].append(row)
+
+    def _key(
+        self, stream: int | None, session: str | None, tier: str, tenant: str, prompt: int, output: int
+    ) -> Hashable:  # fmt: skip
+        if not self._is_known:
+            return ()
+        return (stream, session) if session else (stream, tier, tenant, prompt, output)
+
+    def give(self, request: Request) -> None:
+        """Change the request to what was measured."""
+        key = self._key(
+            request.stream, request.session, request.tier, request.tenant, request.prompt_tokens,
+            request.output_tokens,
+        )  # fmt: skip
+        rows = self._left.get(key)
+        if not rows:
+            return
+        row = rows.popleft()
+        self.row_of[request.index] = row
+        if not self._is_known:
+            return
+        told = self._told
+        prompt_tokens, output_tokens = told["prompt_tokens"][row], told["output_tokens"][row]
+        if prompt_tokens:
+            request.prompt = _with_length(request.prompt, prompt_tokens, FRESH + row)
+            request.prompt_tokens = prompt_tokens
+        if told["outcome"][row] == "completed" and output_tokens:
+            request.output_tokens = output_tokens
+            if request.max_tokens is not None:
+                request.max_tokens = max(request.max_tokens, output_tokens)
+        elif told["outcome"][row] != "unfinished" and told["finish_s"][row] is not None:
+            # How long it would have gone on is not known: it ends when it ended.
+            inside_ps = round((told["finish_s"][row] - told["arrival_s"][row]) * PS)
+            request.total_timeout_ps = max(1, inside_ps)
+
+
+def _with_length(
+    prompt: tuple[tuple[int, int], ...], tokens: int, fresh: int
+) -> tuple[tuple[int, int], ...]:
+    """The first `tokens` tokens of a prompt; beyond its end, text that no other request has."""
+    kept, left = [], tokens
+    for content, length in prompt:
+        if left:
+            kept.append((content, min(length, left)))
+            left -= kept[-1][1]
+    return (*kept, (fresh, left)) if left else tuple(kept)
+
+
+# --- as recorded ----------------------------------------------------------------------------------
+
+
+def _as_recorded(
+    scenario: Scenario, folder: Path, warm: Path | None, told: Table, frontend_s: float
+) -> tuple[Table, Result, Counter[str], int]:
+    """(the twin's requests, its run, what was counted before them, picoseconds until the first)."""
+    document, own = scenario.to_dict(), folder / TRACE
+    rows = list(read_trace(str(own), format_of(str(own)).format))
+    if len(rows) != len(told["index"]):
+        raise InputError(
+            f"{own}: has {len(rows)} requests, {REQUESTS} beside it {len(told['index'])} with a token; give the folder "
+            "as it was written"
+        )
+    before, counted, offset_ps = [], Counter[str](), 0
+    with TemporaryDirectory(prefix="twin-compare-") as scratch:
+        if warm is not None:
+            before = _served(warm)
+            alone = _play(document, before, Path(scratch))
+            counted = _engine(alone)
+            # The server is idle again, and a second later the measured requests begin.
+            offset_ps = (alone.simulated_ps // PS + 2) * PS
+        later = [row._replace(at_ps=row.at_ps + offset_ps) for row in rows]
+        result = _play(document, [*before, *later], Path(scratch))
+    keep = range(len(before), len(result.records))
+    predicted = table_of(result.records, keep, frontend_s, offset_ps)
+    return _masked(predicted, told["outcome"]), result, counted, offset_ps
+
+
+def _play(document: Mapping[str, Any], rows: Iterable[TraceRow], scratch: Path) -> Result:
+    write, path = FORMATS["twin-jsonl"].write, scratch / TRACE
+    assert write is not None
+    write(str(path), rows)
+    return simulate(load_scenario({**document, "traffic": [{"trace": str(path)}]}))
+
+
+def _served(warm: Path) -> list[TraceRow]:
+    """The requests of a trace of any format, with the content ids that a replay of them has."""
+    found = format_of(str(warm)).format
+    rows = list(read_trace(str(warm), found))
+    if found.name.startswith("twin-"):
+        return rows
+    return [
+        row
+        if row.prompt is None
+        else row._replace(
+            prompt=tuple((1 + 2 * content, tokens) for content, tokens in row.prompt),
+            reply=None if row.reply is None else 1 + 2 * row.reply,
+        )
+        for row in rows
+    ]
+
+
+def _by_arrival(measured: Table) -> Table:
+    """Those with a reply, as trace.jsonl has them."""
+    kept = [i for i, n in enumerate(measured["output_tokens"]) if n]
+    return rows_at(measured, sorted(kept, key=lambda i: measured["arrival_s"][i]))
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def table_of(
+    records: RecordTable, keep: Iterable[int], frontend_s: float = 0.0, offset_ps: int = 0
+) -> dict[str, list[Any]]:
+    """Records as a request table; what clients see is later than what the engine does by `frontend_s`."""
+    kept = [records[i] for i in keep]
+
+    def at(ps: int | None, later_s: float) -> float | None:
+        return None if ps is None else (ps - offset_ps) / PS + later_s
+
+    return {
+        "index": [r.index for r in kept],
+        "tier": [r.tier for r in kept],
+        "outcome": [r.outcome for r in kept],
+        "arrival_s": [at(r.arrival_ps, 0.0) for r in kept],
+        "first_token_s": [at(r.first_token_ps, frontend_s) for r in kept],
+        "finish_s": [at(r.finish_ps, frontend_s) for r in kept],
+        "prompt_tokens": [r.prompt_tokens for r in kept],
+        "output_tokens": [r.output_tokens for r in kept],
+        "prefix_hit_tokens": [r.prefix_hit_tokens for r in kept],
+        "preemptions": [r.preemptions for r in kept],
+        "itl_s": [[gap / PS for gap in r.itl_ps] for r in kept],
+    }
+
+
+def _masked(predicted: Table, theirs: Sequence[str | None]) -> Table:
+    """The twin's table, in which what the server did not complete does not count either.
+
+    `theirs` are the outcomes at the server, None for requests that only the twin had.
+    """
+    outcomes = [
+        ours if at_server in ("completed", None) else LEFT_OUT
+        for ours, at_server in zip(predicted["outcome"], theirs, strict=True)
+    ]
+    return {**predicted, "outcome": outcomes}
