@@ -6,11 +6,11 @@ import streamlit as st
 import yaml
 
 from dashboard.forms import draw
-from dashboard.links import encode
+from dashboard.links import KEY, encode
 from dashboard.progress import watch
 from dashboard.results import show_result
 from dashboard.safety import look, read_untrusted
-from dashboard.state import LIMITS, ask, base, restart_with, set_address, uploads
+from dashboard.state import LIMITS, ask, base, restart_with, uploads
 from dashboard.theme import sentences
 from twin.errors import InputError
 from twin.scenario_faults import Origin
@@ -54,7 +54,7 @@ def _run(document: dict[str, object]) -> None:
         st.session_state[f"{PLACE}_failed"] = str(error)
         return
     ask("run", PLACE, document=document)
-    set_address(encode(document))
+    st.query_params[KEY] = encode(document)
 
 
 def _remember(key: str, result: dict[str, object]) -> None:

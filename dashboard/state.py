@@ -108,10 +108,9 @@ def keep_upload(name: str, data: bytes, among: dict[str, str] | None = None) -> 
 
 
 def base() -> dict[str, Any]:
-    """The configuration that the inputs begin from: of the link, or the default. A new address is a new link."""
-    text = st.query_params.get(KEY) or ""
-    if "base" not in st.session_state or text not in ("", st.session_state.get("address", "")):
-        problem = ""
+    """The configuration that the inputs begin from: of the link, or the default."""
+    if "base" not in st.session_state:
+        text, problem = st.query_params.get(KEY), ""
         try:
             document = decode(text, LIMITS) if text else DEFAULT
         except Refused as error:
@@ -122,13 +121,8 @@ def base() -> dict[str, Any]:
             # Not a scenario yet: what it has of one is in the inputs, and can be put right there.
             problem = str(error)
         restart_with(document)
-        st.session_state["address"], st.session_state["link_error"] = text, problem
+        st.session_state["link_error"] = problem
     return cast(dict[str, Any], st.session_state["base"])
-
-
-def set_address(text: str) -> None:
-    """Let the address of the page lead to a configuration that the inputs show already."""
-    st.session_state["address"] = st.query_params[KEY] = text
 
 
 def restart_with(document: Mapping[str, Any]) -> None:
