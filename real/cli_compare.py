@@ -148,7 +148,7 @@ PAGE, CONTENT = "compare.html", "compare.json"
 def names_of(folders: Sequence[Path]) -> list[str]:
     """As many last parts of each path as it takes to tell them apart. Raises InputError for a run given twice."""
     whole = [path.resolve() for path in folders]
-    whole = [path if path.is_dir() else path.parent for path in whole]
+    whole = [path.parent if path.is_file() else path for path in whole]
     for path, folder in zip(folders, whole, strict=True):
         if whole.count(folder) > 1:
             raise InputError(f"{path}: is given twice; a run is no repetition of itself")
