@@ -2,23 +2,26 @@
 
 What users of such tools have asked, and where it is tested:
 
-- inference-sim 1216, direction of the priority number: test_real_replay, test_priorities_are_those_of_the_simulator and
-  test_tiers_and_deadlines_go_along; that it is printed: test_real_lateness
-- inference-sim 1273, warm server, cold twin: here, "a server that had served before". Closed loops and conversations
-  begin at once in the twin: warming them is refused, unless the requests are given as recorded.
-- inference-sim 1277, lengths before times: test_real_replay, test_lengths_are_forced_and_a_mismatch_is_told;
-  test_real_lengths; here, "which requests, and which runs"
-- inference-sim 1188, tail errors by regime: here, test_errors_are_told_at_every_percentile_and_by_regime
-- llm-d-inference-sim 266, TTFT with the queue: here, test_a_time_to_first_token_has_the_queue_in_it
-- LLMServingSim 40, fidelity under overload: here, test_fidelity_under_overload; on a live server
-  benchmarks/live_regimes.py, whose times say nothing on a busy machine and which is therefore no test
-- guidellm 444, failures in latencies: test_real_replay, test_failures_are_not_mixed_into_latencies; here,
+- inference-sim/inference-sim#1216, direction of the priority number: test_real_replay,
+  test_priorities_are_those_of_the_simulator and test_tiers_and_deadlines_go_along; that it is printed:
+  test_real_lateness
+- inference-sim/inference-sim#1273, warm server, cold twin: here, "a server that had served before". Closed loops and
+  conversations begin at once in the twin: warming them is refused, unless the requests are given as recorded.
+- inference-sim/inference-sim#1277, lengths before times: test_real_lengths; test_real_replay,
+  test_lengths_are_forced_and_a_mismatch_is_told; here, "which requests, and which runs"
+- inference-sim/inference-sim#1188, tail errors by regime: here,
+  test_errors_are_told_at_every_percentile_and_by_regime
+- llm-d/llm-d-inference-sim#266, TTFT with the queue: here, test_a_time_to_first_token_has_the_queue_in_it
+- casys-kaist/LLMServingSim#40, fidelity under overload: here, test_fidelity_under_overload, with a twin of other steps
+  as the server; on a live one benchmarks/live_regimes.py, whose times say nothing on a busy machine
+- vllm-project/guidellm#444, failures in latencies: test_real_replay, test_failures_are_not_mixed_into_latencies; here,
   test_what_did_not_complete_counts_on_neither_side
-- inference-perf 559, thinking tokens: test_real_replay, test_thinking_tokens_are_tokens
-- vllm 13412, longer outputs and shorter TTFT: here, test_longer_replies_spread_the_prefills_of_a_closed_loop
-- llm-d-benchmark 261, a client that is the bottleneck: test_real_lateness
-- Mooncake 1266, hash ids to prompts: test_real_replay, test_an_id_is_always_the_same_tokens; hit rates, where vLLM
-  runs, test_real_live, test_a_trace_of_hashes_meets_the_prefix_cache_as_in_the_twin
+- kubernetes-sigs/inference-perf#559, thinking tokens: test_real_replay, test_thinking_tokens_are_tokens
+- vllm-project/vllm#13412, longer outputs and shorter TTFT: here,
+  test_longer_replies_spread_the_prefills_of_a_closed_loop
+- llm-d/llm-d-benchmark#261, a client that is the bottleneck: test_real_lateness
+- kvcache-ai/Mooncake#1266, hash ids to prompts: test_real_replay, test_an_id_is_always_the_same_tokens; hit rates,
+  where vLLM runs, test_real_live, test_a_trace_of_hashes_meets_the_prefix_cache_as_in_the_twin
 """
 
 import json
