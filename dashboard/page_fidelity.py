@@ -117,6 +117,6 @@ def _table(rows: list[Mapping[str, Any]]) -> None:
     )
     st.dataframe(table, hide_index=True)
     st.caption(
-        "The worst first. Latencies are seconds, rates per second; the error is predicted / measured - 1: above 0 the "
-        "twin says too much. Only requests that completed count."
+        "The worst first. Latencies are seconds, rates per second, queues requests without a token yet; the error is "
+        "predicted / measured - 1: above 0 the twin says too much. Only requests that completed count."
     )
