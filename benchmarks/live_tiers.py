@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from real.calibrate import Calibration, calibrate, profile, read_recording, recorded_steps
-from real.client import Call, play
+from real.calls import Call
+from real.client import play
 from real.command import Serving, serve_command
 from real.demo import fetch_metrics, samples
 from real.preflight import free_port

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import psutil
 
-from real.client import Call, play
+from real.calls import Call
+from real.client import play
 from real.demo import fetch_metrics, samples
 from real.preflight import free_port
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from real.address import base_of
 from real.cli_serve import Overrides, Python, ScenarioFile, prepared, server_environment
 from real.command import Serving
 from real.headers import Headers, headers_of
@@ -77,8 +78,8 @@ def calibrate(
 ) -> None:
     """Measure how long an engine's steps take on a designed sweep, and fit a step-time profile for the twin.
 
-    The result is tested on two workloads that the sweep does not have; both errors are printed and written beside the
-    profile (FILE.calibration.json).
+    In-process the result is tested on two workloads that the sweep does not have; both errors are printed and written
+    beside the profile (FILE.calibration.json). With --url it has no such test.
     """
     with errors():
         from twin.cli_files import keep_apart
@@ -87,8 +88,11 @@ def calibrate(
             raise InputError(f"--out {out}: must be a .json file in a folder that is there")
         loaded = load_scenario(scenario, overrides or [])
         headers = headers_of(header)
+        if url is not None:
+            url = base_of(url)
         beside = out.with_suffix(".calibration.json")
         keep_apart({"--out": [out, beside]}, loaded.files)
+        _check_writable(out, beside)
         serving = Serving(
             python, model or loaded.model.name, NAME if tiny or small else loaded.model.name
         )
@@ -100,11 +104,24 @@ def calibrate(
             made = _profile(
                 served, serving, found, facts["source"], gpu or ("cpu" if serving.dummy else None)
             )
-        out.write_text(json.dumps(made.to_dict(), indent=1) + "\n", encoding="utf-8")
-        beside.write_text(
-            json.dumps({**found.to_dict(), **facts}, indent=1) + "\n", encoding="utf-8"
-        )
+        for path, content in ((out, made.to_dict()), (beside, {**found.to_dict(), **facts})):
+            try:
+                path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+            except OSError as error:
+                raise InputError(f"--out {path}: {error.strerror}") from None
         write(_told(found, facts) + f"profile: {out}\n")
+
+
+def _check_writable(*paths: Path) -> None:
+    """Raise InputError now, not after minutes of measuring."""
+    try:
+        for path in paths:
+            if path.exists():
+                path.open("ab").close()
+        with tempfile.TemporaryFile(dir=paths[0].parent):
+            pass
+    except OSError as error:
+        raise InputError(f"--out {paths[0]}: cannot be written: {error.strerror}") from None
 
 
 def _in_process(served: Scenario, serving: Serving, repeats: int) -> tuple[Any, dict[str, Any]]:
@@ -158,9 +175,9 @@ def _live(
     import asyncio
 
     from real.calibrate import calibrate
-    from real.cli_replay import first_model
     from real.engine_job import limits_of
     from real.live_steps import measure
+    from real.told import first_model
 
     limits = limits_of(served)
     vocabulary = VOCABULARY if serving.dummy else served.model.vocab

@@ -5,10 +5,10 @@ import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 import typer
 
+from real.address import base_of
 from real.cli_serve import Overrides, ScenarioFile
 from real.headers import Headers, headers_of
 from real.tiny import VOCABULARY
@@ -23,7 +23,11 @@ def replay(
     scenario: ScenarioFile,
     url: Annotated[
         str,
-        typer.Option(metavar="URL", help="Server, e.g. http://127.0.0.1:8000.", show_default=False),
+        typer.Option(
+            metavar="URL",
+            help="Server, e.g. http://127.0.0.1:8000 or https://gateway/models/one, with or without /v1 at the end.",
+            show_default=False,
+        ),
     ],
     overrides: Overrides = None,
     seed: Annotated[int | None, typer.Option(help="Replaces run.seed.", show_default=False)] = None,
@@ -56,7 +60,12 @@ def replay(
         ),
     ] = False,
     plain: Annotated[
-        bool, typer.Option("--plain", help="Send no tiers, deadlines and priorities along.")
+        bool,
+        typer.Option(
+            "--plain",
+            help="Send nothing along that only vLLM knows: tiers, deadlines, priorities, counts with each piece. The "
+            "lengths are still forced (ignore_eos); with --own-lengths, too, any server takes the requests.",
+        ),
     ] = False,
     max_in_flight: Annotated[
         int | None,
@@ -67,6 +76,14 @@ def replay(
     until: Annotated[
         float | None, typer.Option(min=0, metavar="SECONDS", help="Send nothing after this.")
     ] = None,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            min=1,
+            metavar="SECONDS",
+            help="Give up a request that has no end so long after it was sent.",
+        ),
+    ] = 600.0,
     vocabulary: Annotated[
         int | None,
         typer.Option(
@@ -108,7 +125,7 @@ def replay(
         loaded = load_scenario(scenario, overrides or [], seed)
         if endpoint not in ("completions", "chat"):
             raise InputError(f"--endpoint {endpoint}: must be completions or chat")
-        _check_url(url)
+        url = base_of(url)
         headers = headers_of(header)
         if out is not None:
             from twin.report.folder import check_folder
@@ -118,11 +135,13 @@ def replay(
             endpoint=endpoint,
             stream=not no_stream,
             exact_lengths=not own_lengths,
+            extensions=not plain,
             hints=not plain,
             server_aborts=loaded.policy is not None,
             max_in_flight=max_in_flight,
             until_s=until,
-            retries=loaded.cluster.retries,
+            clients=loaded.cluster.clients,
+            timeout_s=timeout,
         )
         prompts = Prompts(vocabulary or (VOCABULARY if tiny else loaded.model.vocab), content_seed)
         if not plain:
@@ -150,12 +169,6 @@ def _needs(package: str, command: str) -> None:
         found = None
     if found is None:
         raise InputError(f"{command} needs {package}: pip install 'vllm-twin[real]'")
-
-
-def _check_url(url: str) -> None:
-    place = urlsplit(url)
-    if place.scheme not in ("http", "https") or not place.hostname:
-        raise InputError(f"--url {url}: must be like http://127.0.0.1:8000")
 
 
 def _limit(loaded: Any, stream: bool, prompts: Any) -> dict[str, Any]:
@@ -189,6 +202,8 @@ def _play(
     manner: Any,
     headers: Mapping[str, str],
 ) -> _Run:
+    from dataclasses import replace
+
     from real.lateness import client_facts, warnings_of
     from real.measured_report import (
         length_mismatch,
@@ -198,6 +213,7 @@ def _play(
         summary_of,
     )
     from real.server_metrics import Reading, read, series_of
+    from real.told import error_line, first_model, without_prompts, words_line
     from twin.workload.streams import Traffic, open_streams
 
     name = model or first_model(url, headers)
@@ -234,10 +250,14 @@ def _play(
         readings.append((max(done.wall_s, readings[-1][0] if readings else 0.0), after))
     series = series_of(readings, span_s(done.measured))
     result = result_of(loaded, done.measured, series, changes, done.wall_s, done.interrupted)
-    told = warnings_of(done, manner.max_in_flight)
-    mismatch = length_mismatch(done.measured)
-    if (first := lengths_told(done.measured)) is not None:
-        told.insert(0, first)
+    result = replace(result, followed=done.followed)
+    in_words = manner.endpoint == "chat"
+    of_lengths = without_prompts(done.measured) if in_words else done.measured
+    mismatch = length_mismatch(of_lengths)
+    words = words_line(done.measured) if in_words else None
+    lines = (lengths_told(of_lengths), *warnings_of(done, manner.max_in_flight),
+             error_line(done.measured), words)  # fmt: skip
+    told = [line for line in lines if line is not None]
     queried = 0.0 if before is None else before.values.get("prefix_query_tokens", 0.0)
     facts = {
         "url": url,
@@ -255,20 +275,3 @@ def _play(
         "wall_s": done.wall_s,
     }
     return _Run(done.measured, result, summary_of(result, url, told), facts)
-
-
-def first_model(url: str, headers: Mapping[str, str]) -> str:
-    """What the server calls its first model. Raises InputError where it lists none."""
-    import json
-    import urllib.request
-
-    request = urllib.request.Request(f"{url.rstrip('/')}/v1/models", headers=dict(headers))
-    try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return str(json.load(answer)["data"][0]["id"])
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        is_locked = getattr(error, "code", None) in (401, 403)
-        hint = "is the server up? name the model with --model"
-        if is_locked:
-            hint = "give its key with VLLM_API_KEY in the environment, or with --header"
-        raise InputError(f"--url {url}: no list of models at /v1/models: {error}; {hint}") from None

@@ -1,84 +1,28 @@
 """Send requests to an OpenAI-compatible server and note when each token came."""
 
 import asyncio
-import json
+import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import aiohttp
 
+from real.address import place_of
+from real.calls import DISCONNECTED, LEFT, TOTAL, TTFT, Call, Reply, body_of
+from real.headers import Hidden
+from real.pieces import MOST_TEXT, Events, text_of, whole
+
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
-CHANNELS = ("content", "reasoning_content", "reasoning", "tool_calls")
-"""Parts of a piece of a chat reply that hold generated tokens."""
 GRACE_S = 1.0
 """How long after a deadline that the server is to enforce the client itself hangs up."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """One request to make."""
-
-    due_s: float
-    """Seconds after the start."""
-    prompt: Any
-    """Text, or token ids."""
-    max_tokens: int
-    tier: str | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
-    """More of vllm_xargs."""
-    stream: bool = True
-    """Token by token, or the whole reply at once."""
-    leave_after_s: float | None = None
-    """The client hangs up so many seconds after it has sent the request."""
-    body: dict[str, Any] = field(default_factory=dict)
-    """More of the request."""
-    endpoint: str = "completions"
-    """One of PATHS."""
-    ttft_by_s: float | None = None
-    """The client hangs up without a first token, so many seconds after the start."""
-    total_by_s: float | None = None
-    """The client hangs up without a whole reply, so many seconds after the start."""
-
-
-@dataclass
-class Reply:
-    """What came of it. Seconds after the start."""
-
-    call: Call
-    sent_s: float = 0.0
-    """When the head of the request was written to the connection."""
-    status: int = 0
-    """Of HTTP; 0 = no answer."""
-    error: str = ""
-    """`left` if the client hung up as told, `timeout:ttft` or `timeout:total` if it did so at a deadline."""
-    token_s: list[float] = field(default_factory=list)
-    """When each token came, as seen here; several at once if the server sends them so, all if it does not stream."""
-    token_ids: list[int] = field(default_factory=list)
-    """Where the server tells them."""
-    end_s: float | None = None
-    """When the reply was complete, the refusal was read, or the connection ended."""
-    finish_reason: str | None = None
-    stop_reason: Any = None
-    prompt_tokens: int | None = None
-    """As the server counted them."""
-    cached_tokens: int | None = None
-    """Of these, found in the prefix cache, where the server tells."""
-    retry_after_s: float | None = None
-    """What a refusal asked for."""
-    is_counted: bool = False
-    """Whether the server told how many tokens each piece brought; else a piece counts as one."""
-
-    @property
-    def ttft_s(self) -> float | None:
-        """From the due time to the first token."""
-        return self.token_s[0] - self.call.due_s if self.token_s else None
-
-    @property
-    def e2e_s(self) -> float | None:
-        """From the due time to the end of the reply."""
-        return None if self.end_s is None else self.end_s - self.call.due_s
+TIMEOUT_S = 600.0
+"""How long a request may take in all."""
+MOST_WHOLE = 1 << 26
+"""Bytes of a reply that is not streamed."""
+LONGEST_WAIT_S = 86_400.0
+"""What a Retry-After is heeded for at most."""
 
 
 class Client:
@@ -88,18 +32,20 @@ class Client:
         self,
         url: str,
         model: str,
-        timeout_s: float = 600.0,
+        timeout_s: float = TIMEOUT_S,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        self._url, self._model, self._timeout_s = url, model, timeout_s
+        self._url, self._model, self._timeout_s = url.rstrip("/"), model, timeout_s
         self._headers = headers
+        self._hidden = Hidden(headers or {})
         self._start = time.perf_counter()
 
     async def __aenter__(self) -> "Client":
         trace = aiohttp.TraceConfig()
         trace.on_request_headers_sent.append(self._sent)
+        trace.on_connection_reuseconn.append(self._reused)
+        trace.on_connection_create_start.append(self._created)
         self._session = aiohttp.ClientSession(
-            base_url=self._url,
             headers=self._headers,
             # Below the 5 s after which vLLM's server closes idle connections: never use one that is being closed.
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0),
@@ -113,7 +59,13 @@ class Client:
         await self._session.close()
 
     async def _sent(self, session: Any, context: Any, params: Any) -> None:
-        context.trace_request_ctx.sent_s = self.now_s
+        context.trace_request_ctx.reply.sent_s = self.now_s
+
+    async def _reused(self, session: Any, context: Any, params: Any) -> None:
+        context.trace_request_ctx.is_reused = True
+
+    async def _created(self, session: Any, context: Any, params: Any) -> None:
+        context.trace_request_ctx.is_reused = False
 
     def start(self) -> None:
         """Time counts from now on."""
@@ -124,134 +76,149 @@ class Client:
         """Seconds since the start."""
         return time.perf_counter() - self._start
 
-    async def ask(self, call: Call) -> Reply:
-        """Make a call now, whenever it was due. Whatever goes wrong is in the reply."""
-        reply = Reply(call, sent_s=self.now_s)
-        left, by_s = "left", None
+    async def ask(self, call: Call, into: Reply | None = None) -> Reply:
+        """Make a call now, whenever it was due. Whatever goes wrong is in the reply: `into`, where it is given, which
+        has what came so far if the caller is cancelled.
+        """
+        reply = into or Reply(call)
+        reply.sent_s = self.now_s
+        limits = [(LEFT, call.leave_by_s), (TTFT, call.ttft_by_s), (TOTAL, call.total_by_s)]
         if call.leave_after_s is not None:
-            by_s = self.now_s + call.leave_after_s
-        for reason, deadline in (("timeout:ttft", call.ttft_by_s), ("timeout:total", call.total_by_s)):  # fmt: skip
-            if deadline is not None and (by_s is None or deadline < by_s):
-                left, by_s = reason, deadline
+            limits.append((LEFT, self.now_s + call.leave_after_s))
         loop = asyncio.get_running_loop()
+
+        def next_limit(names: Sequence[str]) -> tuple[str, float | None]:
+            known = [(at, name) for name, at in limits if at is not None and name in names]
+            at_s, name = min(known, default=(None, ""))
+            return name, None if at_s is None else loop.time() + at_s - self.now_s
+
+        why, at = next_limit((LEFT, TTFT, TOTAL))
         try:
-            async with asyncio.timeout(None) as limit:
-                if by_s is not None:
-                    limit.reschedule(loop.time() + by_s - self.now_s)
+            async with asyncio.timeout_at(at) as limit:
 
                 def on_token() -> None:
-                    # The first token has come: only the deadline of the whole reply counts from now on.
-                    nonlocal left
-                    if left == "timeout:ttft":
-                        left, by_s = "timeout:total", call.total_by_s
-                        limit.reschedule(None if by_s is None else loop.time() + by_s - self.now_s)
+                    # The first token has come: its deadline does not count any more.
+                    nonlocal why
+                    if why == TTFT:
+                        why, later = next_limit((LEFT, TOTAL))
+                        limit.reschedule(later)
 
                 await self._post(reply, on_token)
         except TimeoutError as error:
-            is_ours = by_s is not None and self.now_s >= by_s - 1e-3
-            reply.error = left if is_ours else f"no end: {error or 'timed out'}"
-        except (aiohttp.ClientError, OSError) as error:
-            reply.error = f"{type(error).__name__}: {error}"
+            if limit.expired():
+                reply.hung_up = reply.error = why
+            elif isinstance(error, aiohttp.ConnectionTimeoutError):
+                reply.fault, reply.error = "no connection", text_of(str(error))
+            else:
+                reply.fault = f"no end in {self._timeout_s:g} s"
+                reply.error = f"no end: the client gave up after {self._timeout_s:g} s"
+        except Exception as error:
+            # What a server sends may be wrong in ways that no list of exceptions has.
+            reply.fault, reply.error = _fault_of(error), text_of(f"{type(error).__name__}: {error}")
+        finally:
+            self._hide(reply)
         if reply.end_s is None and reply.error:
             reply.end_s = self.now_s
         return reply
 
+    def _hide(self, reply: Reply) -> None:
+        """Servers repeat the keys they refuse."""
+        reply.error, reply.fault = self._hidden.hide(reply.error), self._hidden.hide(reply.fault)
+        if reply.finish_reason is not None:
+            reply.finish_reason = self._hidden.hide(reply.finish_reason)
+
     async def _post(self, reply: Reply, on_token: Callable[[], None]) -> None:
-        call = reply.call
-        body = body_of(self._model, call)
+        """As `_post_once`; again where a connection that was kept open turns out to be closed by the server."""
+        while True:
+            attempt = _Attempt(reply)
+            try:
+                return await self._post_once(attempt, on_token)
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                if not attempt.is_reused or reply.status:
+                    raise
+
+    async def _post_once(self, attempt: "_Attempt", on_token: Callable[[], None]) -> None:
+        reply = attempt.reply
+        body = body_of(self._model, reply.call)
         async with self._session.post(
-            PATHS[call.endpoint], json=body, trace_request_ctx=reply
+            self._url + PATHS[reply.call.endpoint],
+            json=body,
+            trace_request_ctx=attempt,
+            allow_redirects=False,
         ) as answer:
             reply.status = answer.status
             if reply.status != 200:
-                reply.error = await answer.text()
+                reply.error = text_of(await _read(answer, MOST_TEXT)) or text_of(
+                    answer.reason or "no text"
+                )
+                if 300 <= reply.status < 400:
+                    where = place_of(answer.headers.get("Location"))
+                    reply.error = f"a redirect{where}, which is not followed"
                 reply.end_s = self.now_s
-                reply.retry_after_s = _seconds(answer.headers.get("Retry-After"))
+                reply.retry_after_s = retry_after(answer.headers.get("Retry-After"))
                 return
+            kind = text_of(answer.headers.get("Content-Type", "")).partition(";")[0].strip()[:40]
             if not body.get("stream"):
-                content = await answer.json()
-                reply.end_s = self.now_s
-                take(reply, content, reply.end_s)
+                content = await _read(answer, MOST_WHOLE)
+                whole(reply, content, self.now_s, kind)
                 return
-            async for line in answer.content:
-                if not line.startswith(b"data:"):
-                    continue
-                now, data = self.now_s, line[5:].strip()
-                if data == b"[DONE]":
-                    reply.end_s = now
-                    return
+            events = Events(reply, kind)
+            async for data in answer.content.iter_any():
                 before = len(reply.token_s)
-                take(reply, json.loads(data), now)
+                events.feed(data, self.now_s)
                 if not before and reply.token_s:
                     on_token()
-        if not reply.error:
-            reply.error = "disconnected: the stream ended without [DONE]"
+                if events.is_done:
+                    return
+            events.end(self.now_s)
 
 
-def _seconds(text: str | None) -> float | None:
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        return None
+class _Attempt:
+    """One sending of a request."""
+
+    def __init__(self, reply: Reply) -> None:
+        self.reply, self.is_reused = reply, False
 
 
-def body_of(model: str, call: Call) -> dict[str, Any]:
-    """The request as JSON."""
-    extra = call.extra | ({"tier": call.tier} if call.tier is not None else {})
-    body: dict[str, Any] = {
-        "model": model,
-        "max_tokens": call.max_tokens,
-        "ignore_eos": True,
-        "temperature": 0.0,
-    }
-    if call.endpoint == "chat":
-        body["messages"] = [{"role": "user", "content": call.prompt}]
-    else:
-        body["prompt"] = call.prompt
-    if call.stream:
-        options = {"include_usage": True, "continuous_usage_stats": True}
-        body |= {"stream": True, "stream_options": options}
-    if extra:
-        body["vllm_xargs"] = extra
-    return body | call.body
+async def _read(answer: aiohttp.ClientResponse, most: int) -> bytes:
+    """The body, or its first bytes."""
+    parts, size = [], 0
+    async for data in answer.content.iter_any():
+        parts.append(data)
+        size += len(data)
+        if size >= most:
+            break
+    return b"".join(parts)
 
 
-def take(reply: Reply, chunk: dict[str, Any], now: float) -> None:
-    """Take in a piece of a reply, or a whole one, that came at `now`.
+def _fault_of(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientSSLError | ssl.SSLError | ssl.CertificateError):
+        return "TLS"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return "no connection"
+    if isinstance(error, aiohttp.ClientConnectionError | aiohttp.ClientPayloadError | OSError):
+        return DISCONNECTED
+    return "no HTTP reply"
 
-    Tokens are those that the server's usage counts; where it does not tell with each piece, a piece with text of any
-    channel counts as one token, and what the usage at the end tells beyond these as having come with the last piece.
-    A piece without text, such as the first one with the role alone, brings none.
+
+def retry_after(text: str | None) -> float | None:
+    """Seconds that a Retry-After asks for, a number or a date (RFC 9110, section 10.2.3), at most LONGEST_WAIT_S.
+
+    None where it says neither.
     """
-    if "error" in chunk:
-        reply.error = json.dumps(chunk["error"])
-        return
-    usage = chunk.get("usage") or {}
-    known = usage.get("completion_tokens")
-    pieces = 0
-    for choice in chunk.get("choices") or ():
-        part = choice.get("delta") or choice.get("message") or choice
-        pieces += bool(choice.get("text")) or any(part.get(channel) for channel in CHANNELS)
-        if choice.get("token_ids"):
-            reply.token_ids += choice["token_ids"]
-        if choice.get("finish_reason") is not None:
-            reply.finish_reason = choice["finish_reason"]
-            reply.stop_reason = choice.get("stop_reason")
-    if known is not None and (chunk.get("choices") or not reply.token_s):
-        reply.is_counted = True
-        reply.token_s += [now] * (known - len(reply.token_s))
-    elif known is not None:
-        reply.token_s += [reply.token_s[-1]] * (known - len(reply.token_s))
-    elif not reply.is_counted:
-        reply.token_s += [now] * pieces
-    if usage:
-        reply.prompt_tokens = usage.get("prompt_tokens", reply.prompt_tokens)
-        details = usage.get("prompt_tokens_details") or {}
-        reply.cached_tokens = details.get("cached_tokens", reply.cached_tokens)
+    text = (text or "").strip()
+    digits = text.replace(".", "", 1)
+    if digits.isascii() and digits.isdigit():
+        return min(float(text), LONGEST_WAIT_S)
+    try:
+        seconds = parsedate_to_datetime(text).timestamp() - time.time()
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return min(max(0.0, seconds), LONGEST_WAIT_S)
 
 
 async def play(
-    url: str, model: str, calls: Sequence[Call], timeout_s: float = 600.0
+    url: str, model: str, calls: Sequence[Call], timeout_s: float = TIMEOUT_S
 ) -> list[Reply]:
     """Make all calls, each when it is due; the replies in the order of the calls."""
     async with Client(url, model, timeout_s) as client:

@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from real.client import Call, Reply, play
+from real.calls import Call, Reply
+from real.client import play
 from twin.scenario import Scenario
 from twin.scheduling import TierConfig
 

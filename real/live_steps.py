@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from real.calibrate import Timed, calibrate, noise_of
-from real.client import Call, Client, Reply
+from real.calls import Call, Reply
+from real.client import Client
 from real.prompts import Prompts
 from real.sweep import BATCHES, CHUNKS, CONTEXTS, Limits
 from twin.errors import InputError
@@ -69,13 +70,21 @@ def trials(limits: Limits, load: float, seed: int = 0) -> Iterator[Trial]:
     ]
     if not chunks:
         raise InputError("calibration: no prompt fits into a step beside the requests that decode")
+    room = limits.kv_tokens * load
     shapes = [
         (batch, context)
         for batch in [*(b for b in BATCHES if b < most), most]
         for context in CONTEXTS
         if context + DECODES * (ADDED + 2) < limits.max_model_len
-        and batch * (context + DECODES * (ADDED + 2)) + max(chunks) < limits.kv_tokens * load
+        and batch * (context + DECODES * (ADDED + 2)) + max(chunks) < room
     ]
+    if not shapes:
+        least = CONTEXTS[0] + DECODES * (ADDED + 2)
+        raise InputError(
+            f"calibration: nothing can be measured within engine.max_model_len {limits.max_model_len:,}, which must be "
+            f"above {least:,} tokens, and --load {load:g} of {limits.kv_tokens:,} tokens of KV cache ({room:,.0f}), "
+            f"which must be above {least + max(chunks):,}"
+        )
     rng.shuffle(shapes)
     for number, (batch, context) in enumerate(shapes):
         yield Trial(
@@ -92,35 +101,49 @@ async def measure(
     load: float,
     headers: Mapping[str, str] | None = None,
 ) -> Live:
-    """Play trials until the time is over or all are done. Raises InputError where the server refuses or falls short."""
+    """Play trials until the time is over, which ends one that is being played, or all are done.
+
+    Raises InputError where the server refuses or falls short.
+    """
+    planned = list(trials(limits, load))
     begun = time.monotonic()
     steps: list[Timed] = []
     noise: list[float] = []
     late: list[float] = []
     lone: list[tuple[int, float]] = []
     longest = number = 0
-    async with Client(url, model, timeout_s=120.0, headers=headers) as client:
+    is_up = is_over = False
+    async with Client(url, model, timeout_s=seconds, headers=headers) as client:
         client.start()
         player = _Player(client, Prompts(vocabulary, seed=time.time_ns()))
-        await player.alone(64)
-        for trial in trials(limits, load):
-            if time.monotonic() - begun > seconds:
-                break
-            for _ in range(2 if number % 8 == 0 else 0):
-                tokens = CHUNKS[number // 8 % 3]
-                lone.append((tokens, await player.alone(tokens)))
-            number += 1
-            replies, added, lateness = await player.play(trial)
-            late += lateness
-            found, spread = steps_seen(trial, replies, added)
-            steps += found
-            noise += spread
-            longest = max(longest, trial.context + DECODES * (ADDED + 2), *trial.chunks)
+        try:
+            async with asyncio.timeout(seconds):
+                await player.alone(64)
+                is_up = True
+                for trial in planned:
+                    for _ in range(2 if number % 8 == 0 else 0):
+                        tokens = CHUNKS[number // 8 % 3]
+                        lone.append((tokens, await player.alone(tokens)))
+                    number += 1
+                    replies, added, lateness = await player.play(trial)
+                    late += lateness
+                    found, spread = steps_seen(trial, replies, added)
+                    steps += found
+                    noise += spread
+                    longest = max(longest, trial.context + DECODES * (ADDED + 2), *trial.chunks)
+        except TimeoutError:
+            is_over = True
+    if not is_up:
+        raise InputError(f"calibration: the server gave no whole reply in {seconds:g} s")
     steps = plausible(steps)
     if len(steps) < 50:
+        done = f"calibration: only {len(steps)} steps could be told apart "
+        if is_over:
+            raise InputError(
+                f"{done}in {seconds:g} s; give it more --minutes, or a server with less other traffic"
+            )
         raise InputError(
-            f"calibration: only {len(steps)} steps could be told apart in {seconds:g} s; give it more --minutes, or a "
-            "server with less other traffic"
+            f"{done}in all {len(planned)} batches that fit; give it more --load, or a server with less other traffic"
         )
     return Live(
         steps,
@@ -152,6 +175,15 @@ class _Player:
         calls = [self._call(trial.context, output) for _ in range(trial.batch)]
         due_s, begun = self._client.now_s, time.monotonic()
         tasks = [asyncio.create_task(self._client.ask(call)) for call in calls]
+        try:
+            return await self._added(trial, tasks, due_s, begun)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _added(
+        self, trial: Trial, tasks: list[asyncio.Task[Reply]], due_s: float, begun: float
+    ) -> tuple[list[Reply], list[Reply], list[float]]:
         added: list[Reply] = []
         # How far the batch is is told at its end only; the time of the prompts says how fast the server is.
         await asyncio.sleep(0.05)
@@ -165,9 +197,11 @@ class _Player:
 
 
 def _checked(reply: Reply) -> Reply:
+    if reply.fault.startswith("no end"):
+        raise TimeoutError
     if reply.status != 200 or reply.error or not reply.token_s:
         raise InputError(
-            f"calibration: the server answered {reply.status or 'nothing'}: {reply.error or 'no token'}"
+            f"calibration: the server answered {reply.status or 'nothing'}: {reply.error[:200] or 'no token'}"
         )
     return reply
 

@@ -8,16 +8,19 @@ is when a request was due, however late it was sent.
 import asyncio
 import time
 from array import array
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from random import Random
 
-from real.client import GRACE_S, Call, Client, Reply
+from real.calls import END_OF_RUN, Call, Reply, outcome_of
+from real.client import GRACE_S, TIMEOUT_S, Client
 from real.measured import Measured
 from real.prompts import Prompts, as_words
 from twin.clock import PS
-from twin.cluster.clients import Retries
+from twin.cluster.clients import CLIENT_DISCONNECT, ClientsSpec
+from twin.cluster.leaving import Leaving
 from twin.metrics.records import RequestRecord
 from twin.scenario_build import PRIORITY_TIERS
 from twin.workload.request import Request
@@ -26,7 +29,6 @@ from twin.workload.streams import Traffic
 PRIORITIES = {tier: number for number, tier in enumerate(PRIORITY_TIERS)}
 """Tier -> vLLM's priority; a smaller number is more urgent, here, in the simulator and in vLLM."""
 REFUSING = (429, 503)
-DISCONNECTED = "disconnected"
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class Manner:
     exact_lengths: bool = True
     """Every reply is as long as the traffic says (max_tokens, without end of sequence); else the model decides, up to
     the max_tokens that the traffic declares."""
+    extensions: bool = True
+    """What only vLLM knows is asked for, too: counts with each piece, token ids of what conversations repeat."""
     hints: bool = True
     """Tier, tenant and deadlines go along in vllm_xargs, the tier as `priority`, too; off where neither is known."""
     server_aborts: bool = False
@@ -47,8 +51,10 @@ class Manner:
     """Requests the client has open at once; those beyond wait in the client, though they are due. None = no limit."""
     until_s: float | None = None
     """No request is sent after this; None = all are."""
-    retries: Retries | None = None
-    """What clients do whose request failed."""
+    clients: ClientsSpec = field(default_factory=ClientsSpec)
+    """What clients do whose request failed, and which of them leave by themselves."""
+    timeout_s: float = TIMEOUT_S
+    """A request that takes longer is given up."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,8 @@ class Replayed:
     cpu_s: float
     """Of this process."""
     interrupted: bool
+    followed: tuple[tuple[str, str, int], ...] = ()
+    """(outcome, reason, attempts) of attempts that were followed by another."""
 
     @property
     def cpu_share(self) -> float:
@@ -78,7 +86,7 @@ async def replay(
     headers: Mapping[str, str] | None = None,
 ) -> Replayed:
     """Send the traffic. What is still open when `stop` is set is given up and counted unfinished."""
-    async with Client(url, model, headers=headers) as client:
+    async with Client(url, model, manner.timeout_s, headers) as client:
         player = _Player(client, traffic, prompts, manner)
         spent, begun = time.process_time(), time.perf_counter()
         client.start()
@@ -89,6 +97,7 @@ async def replay(
             wall_s,
             time.process_time() - spent,
             interrupted,
+            tuple((*why, number) for why, number in sorted(player.followed.items())),
         )
 
 
@@ -101,7 +110,15 @@ class _Player:
         self._failure: BaseException | None = None
         self._changed = asyncio.Event()
         self._gate = asyncio.Semaphore(manner.max_in_flight or 1 << 30)
-        self._rng = Random("" if manner.retries is None else f"{manner.retries.seed}/retries")
+        clients = manner.clients
+        self._leaving = Leaving(clients.leaving, clients.seed)
+        self._chances: dict[int | None, Random] = {
+            stream: Random(f"{own.seed}/retries/{stream}")
+            for stream, own in clients.of_stream.items()
+        }
+        if clients.retries is not None:
+            self._chances[None] = Random(f"{clients.retries.seed}/retries")
+        self.followed: Counter[tuple[str, str]] = Counter()
 
     async def play(self, stop: asyncio.Event) -> bool:
         """All of it; whether it was stopped."""
@@ -157,35 +174,40 @@ class _Player:
 
     async def _one(self, request: Request) -> None:
         attempts, due_ps = 1, request.arrival_ps
+        stay_ps = self._leaving.delay_ps(request, due_ps)
+        leave_ps = None if stay_ps is None else due_ps + stay_ps
         while True:
             reply = Reply(Call(due_ps / PS, "", 0))
             try:
                 async with self._gate:
-                    call = self._call(request, due_ps)
-                    reply = await self._client.ask(call)
+                    reply = Reply(self._call(request, due_ps, leave_ps))
+                    await self._client.ask(reply.call, reply)
             except asyncio.CancelledError:
-                reply.error = "end_of_run"
+                reply.hung_up = reply.error = END_OF_RUN
             measured = self._measured(request, reply, attempts)
             wait_ps = self._retry_wait_ps(measured, reply, attempts)
             if wait_ps is None:
                 break
             due_ps = (measured.record.finish_ps or 0) + wait_ps
-            attempts += 1
+            is_left = leave_ps is not None and leave_ps < due_ps
+            until_ps = leave_ps if leave_ps is not None and is_left else due_ps
             try:
-                await asyncio.sleep(max(0.0, due_ps / PS - self._client.now_s))
+                await asyncio.sleep(max(0.0, until_ps / PS - self._client.now_s))
             except asyncio.CancelledError:
-                lost = replace(
-                    measured.record, outcome="unfinished", reason="end_of_run", finish_ps=None
-                )
-                measured = replace(measured, record=lost)
+                measured = _ended(measured, "unfinished", END_OF_RUN, None)
                 break
+            if is_left:
+                measured = _ended(measured, "aborted", CLIENT_DISCONNECT, until_ps)
+                break
+            self.followed[measured.record.outcome, measured.record.reason] += 1
+            attempts += 1
         if reply.token_ids:
             self._replies[request.reply] = reply.token_ids
         self.measured.append(measured)
         if measured.record.outcome != "unfinished":
             self._traffic.on_finish(measured.record)
 
-    def _call(self, request: Request, due_ps: int) -> Call:
+    def _call(self, request: Request, due_ps: int, leave_ps: int | None) -> Call:
         manner = self._manner
         ids = self._prompts.tokens(
             request.prompt, request.prompt_tokens, self._replies, request.index
@@ -194,8 +216,6 @@ class _Player:
         limit = request.max_tokens
         if manner.exact_lengths:
             limit = min(request.output_tokens, limit or request.output_tokens)
-        else:
-            body["ignore_eos"] = False
         extra: dict[str, object] = {}
         by_s: dict[str, float | None] = {"ttft": None, "total": None}
         timeouts = (("ttft", request.ttft_timeout_ps), ("total", request.total_timeout_ps))
@@ -212,7 +232,8 @@ class _Player:
                 extra["tenant"] = request.tenant
             if request.tier in PRIORITIES:
                 body["priority"] = PRIORITIES[request.tier]
-        if request.session is not None and manner.endpoint == "completions":
+        says_ids = manner.extensions and manner.endpoint == "completions"
+        if request.session is not None and says_ids:
             body["return_token_ids"] = True
         if limit is None:
             body["max_tokens"] = None
@@ -228,6 +249,9 @@ class _Player:
             endpoint=manner.endpoint,
             ttft_by_s=by_s["ttft"],
             total_by_s=by_s["total"],
+            leave_by_s=None if leave_ps is None else leave_ps / PS,
+            forced=manner.exact_lengths,
+            counted=manner.extensions,
         )
 
     def _measured(self, request: Request, reply: Reply, attempts: int) -> Measured:
@@ -266,15 +290,17 @@ class _Player:
 
     def _retry_wait_ps(self, measured: Measured, reply: Reply, attempts: int) -> int | None:
         """How long after the end the client tries again; None if it does not."""
-        retries, record = self._manner.retries, measured.record
-        if retries is None or record.finish_ps is None:
+        clients, record = self._manner.clients, measured.record
+        own = record.stream if record.stream in clients.of_stream else None
+        retries = clients.retries if own is None else clients.of_stream[own]
+        if retries is None or record.finish_ps is None or record.reason == CLIENT_DISCONNECT:
             return None
         if attempts >= retries.attempts or record.outcome not in retries.outcomes:
             return None
         backoff = min(
             retries.backoff_ps * retries.multiplier ** (attempts - 1), retries.max_backoff_ps
         )
-        wait_ps = round(backoff * (1 - retries.jitter * self._rng.random()))
+        wait_ps = round(backoff * (1 - retries.jitter * self._chances[own].random()))
         if retries.heeds_retry_after and reply.retry_after_s is not None:
             wait_ps = max(wait_ps, round(reply.retry_after_s * PS))
         give_up_ps = retries.give_up_ps
@@ -283,27 +309,6 @@ class _Player:
         return wait_ps
 
 
-def outcome_of(reply: Reply) -> tuple[str, str]:
-    """(outcome, reason) as records have them.
-
-    A whole reply is completed; one that a deadline ended, on either side, timed out; 429, 503 and other 4xx are
-    refusals; what broke off is aborted, with what was heard of it.
-    """
-    if reply.error == "end_of_run":
-        return "unfinished", "end_of_run"
-    if reply.error.startswith("timeout:"):
-        return "timed_out", reply.error
-    stopped = str(reply.stop_reason or "")
-    if reply.finish_reason == "abort":
-        is_deadline = stopped.startswith("timeout:")
-        return ("timed_out", stopped) if is_deadline else ("aborted", "abort")
-    if reply.status == 200 and reply.finish_reason is not None and not reply.error:
-        return "completed", reply.finish_reason
-    if reply.error == "left":
-        return "aborted", "client"
-    if reply.status == 200 or reply.status == 0:
-        return "aborted", DISCONNECTED
-    return (
-        "refused" if reply.status < 500 or reply.status == 503 else "aborted",
-        f"http {reply.status}",
-    )
+def _ended(measured: Measured, outcome: str, reason: str, finish_ps: int | None) -> Measured:
+    record = replace(measured.record, outcome=outcome, reason=reason, finish_ps=finish_ps)
+    return replace(measured, record=record)

@@ -1,12 +1,11 @@
 """What a vLLM server says of itself while it is measured: its /metrics, read now and then."""
 
 import re
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from real.address import FetchError, fetch
 from twin.clock import PS
 from twin.metrics.gauges import NOT_YET, Gauges
 from twin.metrics.timeseries import TimeSeries
@@ -31,7 +30,10 @@ TIERS = {
 ALL = "all"
 """Stands for the tier where the server tells none."""
 
-_LINE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{[^}]*\})? ([0-9.eE+-]+|NaN|\+Inf)")
+MOST = float(1 << 53)
+"""A number beyond is not exact, and no count of anything."""
+
+_LINE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{[^}]*\})? +(\S+)")
 _TIER = re.compile(r'tier="([^"]*)"')
 _FIELDS = {name: field for field, name in (NAMES | TIERS).items()}
 
@@ -46,18 +48,22 @@ class Reading:
     """By the keys of TIERS and tier; empty on a server without the plug-in."""
 
     def since(self, earlier: "Reading") -> dict[str, float]:
-        """Counters that both have, as changes since the earlier reading."""
+        """Counters that both have, as changes since the earlier reading; one that fell began anew and says nothing."""
         counters = set(NAMES) - {"running", "waiting", "kv_used"}
         return {
             name: value - earlier.values[name]
             for name, value in self.values.items()
-            if name in counters and name in earlier.values
+            if name in counters and name in earlier.values and value >= earlier.values[name]
         }
 
 
 def parse(text: str) -> Reading:
-    """A reading from the text of /metrics. Lines of other metrics are passed over unread."""
+    """A reading from the text of /metrics. Lines of other metrics are passed over unread.
+
+    What has no number that it can have (NaN, infinite, below 0) is not known, also if other engines tell theirs.
+    """
     values: dict[str, float] = {}
+    unknown: set[str] = set()
     tiers: dict[str, dict[str, float]] = {}
     for line in text.splitlines():
         if not line.startswith(("vllm:", "twin:")):
@@ -66,24 +72,37 @@ def parse(text: str) -> Reading:
         field = found and _FIELDS.get(found[1])
         if not found or not field:
             continue
-        if field in NAMES:
-            values[field] = values.get(field, 0.0) + float(found[3])
+        number = _number(found[3])
+        if number is None:
+            unknown.add(field)
+        elif field in NAMES:
+            values[field] = values.get(field, 0.0) + number
         elif tier := _TIER.search(found[2] or ""):
             own = tiers.setdefault(field, {})
-            own[tier[1]] = own.get(tier[1], 0.0) + float(found[3])
-    return Reading(values, tiers)
+            own[tier[1]] = own.get(tier[1], 0.0) + number
+    return Reading(
+        {field: value for field, value in values.items() if field not in unknown},
+        {field: own for field, own in tiers.items() if field not in unknown},
+    )
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if 0 <= number <= MOST else None
 
 
 def read(
     url: str, timeout_s: float = 5.0, headers: Mapping[str, str] | None = None
 ) -> Reading | None:
-    """A reading now; None where the server has no /metrics of vLLM's."""
-    request = urllib.request.Request(f"{url.rstrip('/')}/metrics", headers=dict(headers or {}))
+    """A reading now; None where the server has no /metrics of vLLM's, whatever it has there."""
     try:
-        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-            found = parse(answer.read().decode("utf-8", "replace"))
-    except (OSError, ValueError, urllib.error.URLError):
+        page = fetch(f"{url.rstrip('/')}/metrics", headers or {}, timeout_s)
+    except FetchError:
         return None
+    found = parse(page.decode("utf-8", "replace"))
     return found if found.values else None
 
 
@@ -103,7 +122,7 @@ def _gauges(reading: Reading, first: Reading) -> Gauges:
     values = reading.values
     changes: dict[str, Any] = {name: round(change) for name, change in reading.since(first).items()}
     scheduled = changes.pop("scheduled_tokens", 0)
-    computed = changes.get("prompt_tokens", 0) - changes.get("prefix_hit_tokens", 0)
+    computed = max(0, changes.get("prompt_tokens", 0) - changes.get("prefix_hit_tokens", 0))
     held = {tier: round(n) for tier, n in reading.tiers.get("held", {}).items()}
     ready = {tier: round(n) for tier, n in reading.tiers.get("ready", {}).items()}
     running = {tier: round(n) for tier, n in reading.tiers.get("running_by_tier", {}).items()}

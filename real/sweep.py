@@ -88,7 +88,8 @@ def unseen(limits: Limits, kind: str, seed: int = 7) -> list[Ask]:
     """
     rng = random.Random(f"{seed}/{kind}")
     asks, step = [], 0
-    longest = min(limits.max_model_len // 2, limits.kv_tokens // 4)
+    longest = max(1, min(limits.max_model_len // 2, limits.kv_tokens // 4))
+    most = min(limits.max_model_len, limits.kv_tokens)
     for i in range(30):
         if kind == "mix":
             step += rng.randint(0, 6)
@@ -96,9 +97,9 @@ def unseen(limits: Limits, kind: str, seed: int = 7) -> list[Ask]:
             output = rng.randint(4, 40)
         else:
             step += 25 if i % 6 == 0 else rng.randint(0, 2)
-            prompt = rng.randint(20, min(200, longest))
+            prompt = rng.randint(min(20, longest), min(200, longest))
             output = rng.randint(20, 60)
-        asks.append(Ask(step, max(1, prompt), output))
+        asks.append(Ask(step, max(1, prompt), max(1, min(output, most - prompt))))
     return asks
 
 

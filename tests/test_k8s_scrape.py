@@ -14,7 +14,7 @@ import yaml
 
 pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
 
-from real.client import Call
+from real.calls import Call
 from real.manifests_numbers import numbers_of
 from real.manifests_predict import Prediction
 from real.manifests_rules import groups

@@ -22,7 +22,7 @@ from real.calibrate import (
     steps_of,
     total_error,
 )
-from real.client import Call, Reply
+from real.calls import Call, Reply
 from real.live_steps import DECODES, Trial, steps_seen, trials
 from real.sweep import BATCHES, CHUNKS, CONTEXTS, Limits, sweep, unseen
 from real.tiny import text_of

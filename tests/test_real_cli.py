@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from real.client import Call, Reply
+from real.calls import Call, Reply
 from real.demo import bound, report, samples, since
 from real.vllm_names import VLLM_NAMES, check_scheduler, check_version, missing_names
 

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 import pytest
 from aiohttp import web
 
-from real.cli_replay import first_model
 from real.headers import headers_of
 from real.null_server import answer
 from real.server_metrics import read
+from real.told import first_model
 from twin.errors import InputError
 
 KEY = "sesame-4711"

@@ -19,8 +19,9 @@ import aiohttp
 import psutil
 
 from real.calibrate import Calibration, profile
+from real.calls import Call
 from real.cli_serve import tiny_document
-from real.client import Call, play
+from real.client import play
 from real.demo import fetch_metrics, samples
 from real.preflight import free_port
 from real.prompts import Prompts

@@ -12,7 +12,8 @@ pytest.importorskip("aiohttp", reason="aiohttp is not installed in this environm
 from hypothesis import given
 from hypothesis import strategies as st
 
-from real.client import Call, Reply, play, take
+from real.calls import Call, Reply
+from real.client import play
 from real.lateness import LIMIT_S, lateness_of, warnings_of
 from real.measured import read_measured, trace_rows, write_measured
 from real.measured_report import (
@@ -23,12 +24,13 @@ from real.measured_report import (
     result_of,
     summary_of,
 )
+from real.pieces import take
 from real.prompts import WORDS, Prompts, as_words
 from real.replay import PRIORITIES, Manner, replay
 from real.server_metrics import parse, series_of
 from tests.fake_server import fake_server, refuse, tokens
 from twin.clock import PS
-from twin.cluster.clients import Retries
+from twin.cluster.clients import ClientsSpec, Retries
 from twin.metrics.summary import summarize_tiers
 from twin.report.records_file import COLUMNS
 from twin.scenario import load_scenario
@@ -132,7 +134,7 @@ def test_a_refusal_shows_in_the_planned_time_of_who_asks_again():
         return await answer(stream)
 
     retries = Retries(50, PS // 10, 1.0, PS // 10, 0.0, frozenset({"refused"}), True, None, 1)
-    done, bodies = played(scenario(requests=3), behave, Manner(retries=retries))
+    done, bodies = played(scenario(requests=3), behave, Manner(clients=ClientsSpec(retries)))
     assert all(one.record.outcome == "completed" for one in done.measured)
     assert all(one.record.attempts == 4 for one in done.measured)
     assert len(bodies) == 12
@@ -149,7 +151,7 @@ def test_retry_after_is_heeded():
         return await answer(stream)
 
     retries = Retries(2, PS // 1000, 1.0, PS, 0.0, frozenset({"refused"}), True, None, 1)
-    played(scenario(requests=1), behave, Manner(retries=retries))
+    played(scenario(requests=1), behave, Manner(clients=ClientsSpec(retries)))
     assert asked[1] - asked[0] >= 0.4
 
 
@@ -232,7 +234,7 @@ async def _error_in_the_stream(stream):
         (refuse(500), "aborted", "http 500", 0),
         (_cut, "aborted", "disconnected", 2),
         (_unended, "aborted", "disconnected", 1),
-        (_error_in_the_stream, "aborted", "disconnected", 1),
+        (_error_in_the_stream, "aborted", "error in the reply", 1),
         (_aborted, "timed_out", "timeout:total", 2),
     ],
 )
@@ -389,7 +391,7 @@ def test_lengths_are_forced_and_a_mismatch_is_told():
 
     counter = itertools.count()
     done, bodies = played(scenario(requests=20), early, Manner(exact_lengths=False))
-    assert not any(body["ignore_eos"] or body["max_tokens"] for body in bodies)
+    assert not any("ignore_eos" in body or body["max_tokens"] for body in bodies)
     assert length_mismatch(done.measured) == pytest.approx(0.4)
     # The twin is told what really came.
     assert sorted({row.output_tokens for row in trace_rows(done.measured)}) == [2, 5]

@@ -288,13 +288,12 @@ def _rows(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         if queue["unfinished"]:
             yield count(queue["unfinished"]), "unfinished", "still at the gateway at the end"
     if found["further_attempts"]:
-        each = found["attempts_each"]
-        why = ", ".join(f"{row['reason']} {count(row['attempts'])}" for row in found["followed"])
-        yield (
-            count(found["further_attempts"]),
-            "further attempts",
-            f"{each:.3g} attempts a request; after {why}",
-        )
+        text = f"{found['attempts_each']:.3g} attempts a request"
+        followed = found.get("followed", ())  # who measured may not know after what
+        why = ", ".join(f"{row['reason']} {count(row['attempts'])}" for row in followed)
+        if why:
+            text += f"; after {why}"
+        yield count(found["further_attempts"]), "further attempts", text
     for fault in found["faults"]:
         yield duration(fault["at_s"]), "fault", _fault_text(fault)
     ejections = len(found["ejections"]) + found["ejections_left_out"]
