@@ -90,10 +90,16 @@ class Timeline:
             rows = np.frombuffer(self._stretches[4 * low : 4 * high], dtype=np.int64).reshape(-1, 4)
             begin = int(rows[0, 0])
             after = last + 1 if high == stop else self._stretches[4 * high]
-            counts = np.diff(rows[:, 0], append=after)
-            number, start_ps, first_ps, growth_ps = np.repeat(rows, counts, axis=0).T
-            i = np.arange(begin, after) - number
-            ends = start_ps + (i + 1) * first_ps + i * (i + 1) // 2 * growth_ps
+            number, start_ps, first_ps, growth_ps = np.ascontiguousarray(rows.T)
+            counts = np.diff(number, append=after)
+            i = np.arange(begin, after)
+            i -= np.repeat(number, counts)
+            ends = np.repeat(start_ps + first_ps, counts)
+            ends += i * np.repeat(first_ps, counts)
+            i *= i + 1
+            i >>= 1
+            i *= np.repeat(growth_ps, counts)
+            ends += i
             skipped = max(0, first - begin)
             found[begin + skipped - first : after - first] = ends[skipped:]
         return found
