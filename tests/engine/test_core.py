@@ -74,7 +74,7 @@ def check_plan(core, step):
     assert all(tokens >= 1 for tokens in step.scheduled.values())
     assert step.sampled <= step.scheduled.keys() <= set(core.running_requests)
     entered = len(step.admitted)
-    assert step.admitted == core.running_requests[len(core.running_requests) - entered :]
+    assert list(step.admitted) == core.running_requests[len(core.running_requests) - entered :]
     assert not (step.admitted and step.preempted)
     gone = {*step.preempted, *step.planned_preempted, *(request for request, _ in step.aborted)}
     assert not gone & {*step.scheduled, *step.admitted}
