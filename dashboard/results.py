@@ -145,7 +145,7 @@ def _tables(summary: Mapping[str, Any]) -> None:
     )
     rows = [
         {
-            "tier": plain(name),
+            "tier": name,
             "offered": f"{tier['offered']:,}",
             "completed": f"{tier['completed']:,}",
             "goodput, requests/s": _figure(tier["goodput_rps"]),
@@ -157,7 +157,7 @@ def _tables(summary: Mapping[str, Any]) -> None:
         }
         for name, tier in summary["tiers"].items()
     ]
-    st.table(pd.DataFrame(rows), hide_index=True)
+    st.dataframe(pd.DataFrame(rows), hide_index=True)
     meaning = (
         "average" if stat == "mean" else "time within which that share of the requests was done"
     )
@@ -170,7 +170,7 @@ def _tables(summary: Mapping[str, Any]) -> None:
         "output tokens per second": count(summary["throughput"]["output_tokens_per_s"] or 0),
         **{f"GPU time: {use}": share(value) for use, value in summary["gpu_time"].items()},
     }
-    st.table(pd.DataFrame(used.items(), columns=["figure", "value"]), hide_index=True)
+    st.dataframe(pd.DataFrame(used.items(), columns=["figure", "value"]), hide_index=True)
 
 
 def _figure(value: float | None, times: float = 1) -> str:
