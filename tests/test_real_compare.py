@@ -19,7 +19,7 @@ What users of such tools have asked, and where it is tested:
 - kubernetes-sigs/inference-perf#559, thinking tokens: test_real_replay, test_thinking_tokens_are_tokens
 - vllm-project/vllm#13412, longer outputs and shorter TTFT: here,
   test_longer_replies_spread_the_prefills_of_a_closed_loop
-- llm-d/llm-d-benchmark#261, a client that is the bottleneck: test_real_lateness
+- llm-d/llm-d-benchmark#261, a client that is the bottleneck: test_real_lateness, test_real_late_client
 - kvcache-ai/Mooncake#1266, hash ids to prompts: test_real_replay, test_an_id_is_always_the_same_tokens; hit rates,
   where vLLM runs, test_real_live, test_a_trace_of_hashes_meets_the_prefix_cache_as_in_the_twin
 """
