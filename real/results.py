@@ -54,6 +54,8 @@ def read_results(path: Path) -> tuple[str, list[ToolRun]]:
             runs.append(ToolRun(_in_order(measured), len(found) - len(measured)))
     except _Odd as error:
         raise InputError(f"{path}: {error}") from None
+    except InputError:
+        raise
     except (KeyError, TypeError, IndexError, ValueError, AttributeError, OverflowError) as error:
         raise InputError(
             f"{path}: looks like a result of {tool}, but has another form: {type(error).__name__} {error}"

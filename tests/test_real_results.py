@@ -198,6 +198,14 @@ def test_what_cannot_have_been_measured_is_refused(tmp_path, content, place, val
     assert words in str(refused.value)
 
 
+def test_a_line_that_was_cut_short_is_named(tmp_path):
+    path = written(tmp_path / "r", AIPERF)
+    path.write_text(path.read_text()[:-40])
+    with pytest.raises(InputError) as refused:
+        read_results(path)
+    assert str(refused.value) == f"{path}:2: not JSON"
+
+
 def test_json_that_is_nested_too_deep(tmp_path):
     (tmp_path / "deep").write_text("[" * 100_000)
     with pytest.raises(InputError, match="nested too deep"):
