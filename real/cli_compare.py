@@ -213,6 +213,7 @@ def _text(rows: Any, misses: Any, tolerance: float) -> str:
     from twin.report.tables import table, to_text
 
     made = table("Figure", "regime", "twin", "measured", "error", "spread", "")
+    made.columns[0].max_width = None
     for row in rows:
         one = row.comparison
         made.add_row(

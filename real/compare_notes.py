@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from real.compare import LEFT_OUT, Run, differences, groups_of, mismatch_of
 from real.measured import MOST_MISMATCH
+from twin.report.texts import plural
 
 LATE_S = 0.005
 """How late 1 % of the requests may have been sent before it is said."""
@@ -37,24 +38,24 @@ def _counts(run: Run) -> Iterator[str]:
     failed = sum(outcome != "completed" for outcome in measured)
     if failed:
         yield (
-            f"{run.name}: {failed:,} of {len(measured):,} requests did not complete at the server; they are load for "
-            "the twin, too, and count in no figure"
+            f"{run.name}: {failed:,} of {plural(len(measured), 'request')} did not complete at the server; they are "
+            "load for the twin, too, and count in no figure"
         )
     if run.not_given:
         yield (
-            f"{run.name}: {run.not_given:,} requests got no token; the twin does not have them, and the load they were "
-            "is missing there"
+            f"{run.name}: {plural(run.not_given, 'request')} got no token and cannot be given to the twin, which has "
+            "less load for that"
         )
     if len(predicted) != len(measured):
         yield (
-            f"{run.name}: the server was asked for {len(measured):,} requests, the twin for {len(predicted):,}"
+            f"{run.name}: the server had {plural(len(measured), 'request')}, the twin {len(predicted):,}"
         )
     both = zip(predicted, measured, strict=False)
     lost = sum(
         ours not in ("completed", LEFT_OUT) for ours, theirs in both if theirs == "completed"
     )
     if lost:
-        yield f"{run.name}: {lost:,} requests that the server completed did not complete in the twin"
+        yield f"{run.name}: {plural(lost, 'request')} that the server completed did not complete in the twin"
 
 
 def _apart(runs: Sequence[Run]) -> Iterator[str]:

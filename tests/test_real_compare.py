@@ -391,7 +391,7 @@ def test_what_got_no_token_is_said_to_be_missing(tmp_path):
     (folder / "trace.jsonl").write_text("\n".join(trace[1:]) + "\n")
     run = predict(written(tmp_path, document), [], folder)
     assert len(run.predicted["index"]) == 11
-    missing = "1 requests got no token; the twin does not have them"
+    missing = "m: 1 request got no token and cannot be given to the twin"
     assert any(missing in note for note in notes([run], False, 0.0))
     (folder / "trace.jsonl").write_text("\n".join(trace[2:]) + "\n")
     with pytest.raises(InputError, match=r"has 10 requests, requests.parquet beside it 11"):
