@@ -303,13 +303,13 @@ SESSIONS = {
 }
 
 
-def ended_early(folder, document, keep, **options):
-    """A server with the twin's steps that ends each reply when it has a share of its tokens."""
+def ended_early(folder, document, keep):
+    """A server with the twin's steps that ends each reply when it has a share of its tokens, by index."""
     played = []
 
     def cut(request):
         played.append((request.prompt_tokens, request.output_tokens))
-        request.output_tokens = max(1, round(keep * request.output_tokens))
+        request.output_tokens = max(1, round(keep(request.index) * request.output_tokens))
 
     folder.mkdir()
     result = simulate(load_scenario(document), on_offer=cut)
@@ -333,7 +333,7 @@ def ended_early(folder, document, keep, **options):
 )  # fmt: skip
 def test_where_requests_wait_for_another_the_twin_has_the_lengths_that_came(tmp_path, traffic):
     document = scenario(**traffic)
-    folder = ended_early(tmp_path / "m", document, 0.5)
+    folder = ended_early(tmp_path / "m", document, lambda index: 0.5)
     run = predict(written(tmp_path, document), [], folder)
     assert mismatch_of(run).replies > 0.9
     for column in ("prompt_tokens", "output_tokens", "tier"):
@@ -380,6 +380,19 @@ def test_what_did_not_complete_counts_on_neither_side(tmp_path, arrivals, reason
         "m: 6 of 12 requests did not complete at the server; they are load for the twin, too, and count in no figure"
         in notes([run], False, 0.0)
     )
+
+
+def test_who_broke_off_comes_back_as_early_as_at_the_server(tmp_path):
+    """Every other reply of a closed loop breaks off after a sixth of the tokens that it was planned to have."""
+    document = scenario(arrivals=CLOSED, requests=40, output_tokens={"fixed": 60})
+    folder = rewrite(
+        ended_early(tmp_path / "m", document, lambda index: 1 / 6 if index % 2 else 1.0),
+        outcome=lambda row, was: "aborted" if row % 2 else was,
+    )
+    run = predict(written(tmp_path, document), [], folder)
+    assert len(run.predicted["index"]) == 40
+    assert abs(errors_of(run)["requests_per_s"]) < 0.02
+    assert abs(errors_of(run)["e2e_mean"]) < 0.02
 
 
 def test_what_got_no_token_is_said_to_be_missing(tmp_path):
@@ -461,6 +474,11 @@ def test_a_run_that_was_cut_short_is_not_the_same(tmp_path):
     source = written(tmp_path, document)
     whole, part = measure(tmp_path / "a", document), measure(tmp_path / "b", document, drop=4)
     assert len(groups_of([predict(source, [], whole), predict(source, [], part)])) == 2
+    stopped = rewrite(
+        measure(tmp_path / "c", document),
+        outcome=lambda row, was: was if row < 10 else "unfinished",
+    )
+    assert len(groups_of([predict(source, [], whole), predict(source, [], stopped)])) == 2
 
 
 def test_what_another_tool_measured_stands_alone(tmp_path):
