@@ -165,11 +165,11 @@ def _traffic_name(run: Run) -> str:
     for stream in streams:
         arrivals = stream.get("arrivals") or {}
         if arrivals.get("process") == "closed":
-            told.append(f"{arrivals['users']} users")
+            told.append(f"{arrivals.get('users')} users")
         elif arrivals.get("rate") is not None:
             told.append(f"{arrivals['rate']}/s")
         elif stream.get("trace"):
-            told.append(Path(stream["trace"]).name)
+            told.append(Path(str(stream["trace"])).name)
     return "(" + " + ".join(told) + ")" if told else ""
 
 

@@ -228,6 +228,12 @@ def _facts(path: Path) -> dict[str, Any]:
     traffic = places["scenario"].get("traffic", [])
     if not (isinstance(traffic, list) and all(isinstance(stream, dict) for stream in traffic)):
         raise InputError(f"{path}: scenario.traffic: {traffic!r:.60}: must be a list of objects")
+    for number, stream in enumerate(traffic):
+        if not isinstance(stream.get("arrivals") or {}, dict):
+            raise InputError(f"{path}: scenario.traffic.{number}.arrivals: must be an object")
+    seed = places["scenario"].get("run", {}).get("seed")
+    if seed is not None and not isinstance(seed, int):
+        raise InputError(f"{path}: scenario.run.seed: {seed!r:.60}: must be a whole number")
     return known
 
 

@@ -661,6 +661,8 @@ def test_without_other_columns_there_is_less_to_say(small, column):
         ({"scenario": None}, "scenario: None: must be an object"),
         ({"scenario": {"traffic": 5}}, "scenario.traffic: 5: must be a list"),
         ({"scenario": {"run": []}}, "scenario.run: []: must be an object"),
+        ({"scenario": {"run": {"seed": "x"}}}, "scenario.run.seed: 'x': must be a whole number"),
+        ({"scenario": {"traffic": [{"arrivals": "x"}]}}, "scenario.traffic.0.arrivals: must be an"),
         ({"server": None}, "server: None: must be an object"),
         ({"client": {"lateness": {}}}, "client.lateness: {}: must have a number p99_s"),
     ],
