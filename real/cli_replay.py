@@ -1,6 +1,7 @@
 """`twin-real replay`: a scenario's traffic against a server."""
 
 import asyncio
+import math
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -125,6 +126,8 @@ def replay(
         loaded = load_scenario(scenario, overrides or [], seed)
         if endpoint not in ("completions", "chat"):
             raise InputError(f"--endpoint {endpoint}: must be completions or chat")
+        if not timeout < math.inf:
+            raise InputError(f"--timeout {timeout:g}: must be a finite number of seconds")
         url = base_of(url)
         headers = headers_of(header)
         if out is not None:

@@ -138,13 +138,10 @@ async def measure(
     steps = plausible(steps)
     if len(steps) < 50:
         done = f"calibration: only {len(steps)} steps could be told apart "
-        if is_over:
-            raise InputError(
-                f"{done}in {seconds:g} s; give it more --minutes, or a server with less other traffic"
-            )
-        raise InputError(
-            f"{done}in all {len(planned)} batches that fit; give it more --load, or a server with less other traffic"
-        )
+        where = f"in {seconds:g} s; give it more --minutes"
+        if not is_over:
+            where = f"in all {len(planned)} batches that fit; give it more --load"
+        raise InputError(f"{done}{where}, or a server with less other traffic")
     return Live(
         steps,
         noise_of(noise),

@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from random import Random
 
 from real.calls import END_OF_RUN, Call, Reply, outcome_of
 from real.client import GRACE_S, TIMEOUT_S, Client
 from real.measured import Measured
 from real.prompts import Prompts, as_words
+from real.retrying import Retrying
 from twin.clock import PS
 from twin.cluster.clients import CLIENT_DISCONNECT, ClientsSpec
 from twin.cluster.leaving import Leaving
@@ -110,14 +110,8 @@ class _Player:
         self._failure: BaseException | None = None
         self._changed = asyncio.Event()
         self._gate = asyncio.Semaphore(manner.max_in_flight or 1 << 30)
-        clients = manner.clients
-        self._leaving = Leaving(clients.leaving, clients.seed)
-        self._chances: dict[int | None, Random] = {
-            stream: Random(f"{own.seed}/retries/{stream}")
-            for stream, own in clients.of_stream.items()
-        }
-        if clients.retries is not None:
-            self._chances[None] = Random(f"{clients.retries.seed}/retries")
+        self._leaving = Leaving(manner.clients.leaving, manner.clients.seed)
+        self._retrying = Retrying(manner.clients)
         self.followed: Counter[tuple[str, str]] = Counter()
 
     async def play(self, stop: asyncio.Event) -> bool:
@@ -185,7 +179,7 @@ class _Player:
             except asyncio.CancelledError:
                 reply.hung_up = reply.error = END_OF_RUN
             measured = self._measured(request, reply, attempts)
-            wait_ps = self._retry_wait_ps(measured, reply, attempts)
+            wait_ps = self._retrying.wait_ps(measured.record, reply.retry_after_s, attempts)
             if wait_ps is None:
                 break
             due_ps = (measured.record.finish_ps or 0) + wait_ps
@@ -287,26 +281,6 @@ class _Player:
         limit = reply.call.max_tokens or None
         planned = (request.prompt_tokens, request.output_tokens)
         return Measured(record, sent_ps, limit, planned, reply.status, reply.error[:500], request)
-
-    def _retry_wait_ps(self, measured: Measured, reply: Reply, attempts: int) -> int | None:
-        """How long after the end the client tries again; None if it does not."""
-        clients, record = self._manner.clients, measured.record
-        own = record.stream if record.stream in clients.of_stream else None
-        retries = clients.retries if own is None else clients.of_stream[own]
-        if retries is None or record.finish_ps is None or record.reason == CLIENT_DISCONNECT:
-            return None
-        if attempts >= retries.attempts or record.outcome not in retries.outcomes:
-            return None
-        backoff = min(
-            retries.backoff_ps * retries.multiplier ** (attempts - 1), retries.max_backoff_ps
-        )
-        wait_ps = round(backoff * (1 - retries.jitter * self._chances[own].random()))
-        if retries.heeds_retry_after and reply.retry_after_s is not None:
-            wait_ps = max(wait_ps, round(reply.retry_after_s * PS))
-        give_up_ps = retries.give_up_ps
-        if give_up_ps is not None and record.finish_ps + wait_ps > record.arrival_ps + give_up_ps:
-            return None
-        return wait_ps
 
 
 def _ended(measured: Measured, outcome: str, reason: str, finish_ps: int | None) -> Measured:

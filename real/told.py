@@ -76,4 +76,4 @@ def first_model(url: str, headers: Mapping[str, str]) -> str:
         hint = "give its key with VLLM_API_KEY in the environment, or with --header"
     elif status is not None and 300 <= status < 400:
         hint = "give the address of the server itself"
-    raise InputError(f"--url {url}: no list of models at {url}/v1/models: {said}; {hint}") from None
+    raise InputError(f"--url {url}: no list of models at /v1/models: {said}; {hint}") from None
