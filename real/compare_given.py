@@ -18,9 +18,9 @@ class Given:
     tier, tenant and lengths; of several the first to come is the first to be given.
     """
 
-    def __init__(self, told: Table) -> None:
-        """`told` are the measured requests, by index."""
-        self._told = told
+    def __init__(self, told: Table, before: int = 0) -> None:
+        """`told` are the measured requests, by index; the first `before` of the twin's are none of them."""
+        self._told, self._before = told, before
         self._is_known = has_plan(told)
         self._left: defaultdict[Hashable, deque[int]] = defaultdict(deque)
         self.row_of: dict[int, int] = {}
@@ -42,6 +42,8 @@ class Given:
 
     def give(self, request: Request) -> None:
         """Change the request to what was measured."""
+        if request.index < self._before:
+            return
         key = self._key(
             request.stream, request.session, request.tier, request.tenant, request.prompt_tokens,
             request.output_tokens,

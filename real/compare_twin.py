@@ -18,6 +18,7 @@ import numpy as np
 
 from real.compare import LEFT_OUT, Run, Table, regime_of, rows_at, setup_of
 from real.compare_given import Given
+from real.compare_warm import Warmed
 from real.measured import REQUESTS, TRACE, read_measured
 from twin.clock import PS
 from twin.errors import InputError
@@ -27,6 +28,7 @@ from twin.scenario import Scenario, load_scenario
 from twin.simulation import Result, simulate
 from twin.workload.formats.choose import FORMATS, format_of, read_trace
 from twin.workload.formats.rows import TraceRow
+from twin.workload.streams import Traffic, open_streams
 
 
 def predict(
@@ -43,8 +45,7 @@ def predict(
 
     `source` is the scenario of the twin (`base` in its place, if given). `frontend_s` is what a request spends outside
     the scheduler. `planned` None chooses by the traffic; `warm` is a trace that the server had served before, which the
-    twin plays first. Raises InputError where a file is missing or does not fit, where no request completed, and for
-    `warm` with planned traffic.
+    twin plays first. Raises InputError where a file is missing or does not fit, and where no request completed.
     """
     measured, facts = read_measured(folder)
     folder = folder if folder.is_dir() else folder.parent
@@ -57,13 +58,10 @@ def predict(
     traffic = played.get("traffic") or scenario.document["traffic"]
     waits = any(_waits(stream) for stream in traffic)
     if planned if planned is not None else waits:
-        if warm is not None:
-            raise InputError(
-                f"--warm {warm}: closed loops, conversations and --planned traffic begin at once in the twin, with "
-                "nothing served before; give it the requests as they were measured, with --recorded"
-            )
-        told, predicted, result = _as_planned(scenario, traffic, played, measured, frontend_s)
-        idle_ps, before, not_given = 0, Counter[str](), 0
+        told = rows_at(measured, np.argsort(measured["index"], kind="stable").tolist())
+        not_given = 0
+        planned_scenario = _as_played(scenario, traffic, played, frontend_s)
+        predicted, result, before, idle_ps = _as_planned(planned_scenario, warm, told, frontend_s)
     else:
         told = _by_arrival(measured)
         not_given = len(measured["outcome"]) - len(told["outcome"])
@@ -98,15 +96,13 @@ def _waits(stream: Mapping[str, Any]) -> bool:
 # --- as planned -----------------------------------------------------------------------------------
 
 
-def _as_planned(
+def _as_played(
     scenario: Scenario,
     traffic: Sequence[Mapping[str, Any]],
     played: Mapping[str, Any],
-    measured: Table,
     frontend_s: float,
-) -> tuple[Table, Table, Result]:
-    """(the measured requests, the twin's in the same order, its run)."""
-    told = rows_at(measured, np.argsort(measured["index"], kind="stable").tolist())
+) -> Scenario:
+    """The scenario with the traffic and the seed that were played."""
     document = scenario.to_dict()
     document["traffic"] = streams = json.loads(json.dumps(list(traffic)))
     for stream in streams:
@@ -115,28 +111,61 @@ def _as_planned(
         # Users wait for what lies outside the scheduler, too.
         if arrivals.get("process") == "closed" and isinstance(think, int | float):
             arrivals["think_time"] = think + frontend_s
+    return load_scenario(document, (), played.get("run", {}).get("seed"))
+
+
+def _as_planned(
+    scenario: Scenario, warm: Path | None, told: Table, frontend_s: float
+) -> tuple[Table, Result, Counter[str], int]:
+    """(the twin's requests in the order of the measured ones, its run, what was counted before them, picoseconds until
+    the first).
+    """
+    document = scenario.to_dict()
+    before, counted, offset_ps = _warming(document, warm)
+    later = Traffic(open_streams(scenario.traffic, scenario.run.seed))
+    until_s = _until_s(document, offset_ps)
     if "unfinished" in told["outcome"]:
-        run = document.setdefault("run", {})
-        run["until"] = min(run.get("until") or math.inf, _last_s(told))
-    scenario = load_scenario(document, (), played.get("run", {}).get("seed"))
-    given = Given(told)
-    result = simulate(scenario, on_offer=given.give)
+        until_s = min(until_s or math.inf, _last_s(told) + offset_ps / PS)
+    scenario = load_scenario(_cut(document, until_s), (), scenario.run.seed)
+    given = Given(told, len(before))
+    result = simulate(scenario, on_offer=given.give, traffic=Warmed(before, offset_ps, later))
     row_of = given.row_of
     order = sorted(row_of, key=row_of.__getitem__)
-    order += [i for i in range(len(result.records)) if i not in row_of]
-    predicted = table_of(result.records, order, frontend_s)
+    order += [i for i in range(len(before), len(result.records)) if i not in row_of]
+    predicted = table_of(result.records, order, frontend_s, offset_ps)
     rows = [row_of.get(i) for i in order]
-    return (
-        told,
-        _masked(predicted, [None if r is None else told["outcome"][r] for r in rows]),
-        result,
-    )
+    outcomes = [None if row is None else told["outcome"][row] for row in rows]
+    return _masked(predicted, outcomes), result, counted, offset_ps
+
+
+def _cut(document: Mapping[str, Any], until_s: float | None) -> dict[str, Any]:
+    """The scenario cut at another instant; None = not at all."""
+    return {**document, "run": {**document.get("run", {}), "until": until_s}}
+
+
+def _until_s(document: Mapping[str, Any], offset_ps: int) -> float | None:
+    """Where a scenario is cut whose traffic begins so much later."""
+    until_s: float | None = document.get("run", {}).get("until")
+    return None if until_s is None else until_s + offset_ps / PS
 
 
 def _last_s(told: Table) -> float:
     """The last instant that is known of the run."""
     columns = (told[name] for name in ("arrival_s", "first_token_s", "finish_s"))
     return max(at for at in chain(*columns) if at is not None) or 1e-12
+
+
+def _warming(
+    document: Mapping[str, Any], warm: Path | None
+) -> tuple[list[TraceRow], Counter[str], int]:
+    """(requests that the server had served, what the twin counts of them, when it is idle again)."""
+    if warm is None:
+        return [], Counter[str](), 0
+    before = _served(warm)
+    with TemporaryDirectory(prefix="twin-compare-") as scratch:
+        alone = _play(_cut(document, None), before, Path(scratch))
+    # The measured requests begin a second after the last of these has ended.
+    return before, _engine(alone), (alone.simulated_ps // PS + 2) * PS
 
 
 # --- as recorded ----------------------------------------------------------------------------------
@@ -153,16 +182,12 @@ def _as_recorded(
             f"{own}: has {len(rows)} requests, {REQUESTS} beside it {len(told['index'])} with a token; give the folder "
             "as it was written"
         )
-    before, counted, offset_ps = [], Counter[str](), 0
+    before, counted, offset_ps = _warming(document, warm)
+    later = [row._replace(at_ps=row.at_ps + offset_ps) for row in rows]
     with TemporaryDirectory(prefix="twin-compare-") as scratch:
-        if warm is not None:
-            before = _served(warm)
-            alone = _play(document, before, Path(scratch))
-            counted = _engine(alone)
-            # The server is idle again, and a second later the measured requests begin.
-            offset_ps = (alone.simulated_ps // PS + 2) * PS
-        later = [row._replace(at_ps=row.at_ps + offset_ps) for row in rows]
-        result = _play(document, [*before, *later], Path(scratch))
+        result = _play(
+            _cut(document, _until_s(document, offset_ps)), [*before, *later], Path(scratch)
+        )
     keep = range(len(before), len(result.records))
     predicted = table_of(result.records, keep, frontend_s, offset_ps)
     return _masked(predicted, told["outcome"]), result, counted, offset_ps

@@ -5,8 +5,7 @@ What users of such tools have asked, and where it is tested:
 - inference-sim/inference-sim#1216, direction of the priority number: test_real_replay,
   test_priorities_are_those_of_the_simulator and test_tiers_and_deadlines_go_along; that it is printed:
   test_real_lateness
-- inference-sim/inference-sim#1273, warm server, cold twin: here, "a server that had served before". Closed loops and
-  conversations begin at once in the twin: warming them is refused, unless the requests are given as recorded.
+- inference-sim/inference-sim#1273, warm server, cold twin: here, "a server that had served before"
 - inference-sim/inference-sim#1277, lengths before times: test_real_lengths; test_real_replay,
   test_lengths_are_forced_and_a_mismatch_is_told; here, "which requests, and which runs"
 - inference-sim/inference-sim#1188, tail errors by regime: here,
@@ -509,6 +508,14 @@ def test_warming_leaves_the_measured_folder_and_the_regime_alone(tmp_path):
     assert warmed.facts["twin"]["prefix_hit_tokens"] > cold.facts["twin"]["prefix_hit_tokens"]
 
 
+@pytest.mark.parametrize("arrivals", [DOCUMENT["traffic"][0]["arrivals"], CLOSED])
+def test_a_scenario_that_is_cut_is_cut_so_much_later(tmp_path, arrivals):
+    document = scenario(arrivals=arrivals, requests=12) | {"run": {"until": 60.0}}
+    folder = measure(tmp_path / "m", document)
+    run = predict(written(tmp_path, document), [], folder, warm=folder / "trace.jsonl")
+    assert run.predicted["outcome"] == ["completed"] * 12
+
+
 def test_any_trace_can_have_been_served(tmp_path):
     document = scenario(requests=12)
     folder = measure(tmp_path / "m", document)
@@ -539,13 +546,28 @@ def test_what_cannot_have_been_served_is_refused(tmp_path, name, content, words)
     assert words in str(refused.value)
 
 
-def test_planned_traffic_cannot_be_warmed_and_says_so(tmp_path):
-    document = scenario(arrivals=CLOSED, requests=12)
-    folder = measure(tmp_path / "m", document)
-    source, trace = written(tmp_path, document), folder / "trace.jsonl"
-    with pytest.raises(InputError, match="with --recorded"):
-        predict(source, [], folder, warm=trace)
-    assert predict(source, [], folder, warm=trace, planned=False).predicted["prefix_hit_tokens"][0]
+@pytest.mark.parametrize("traffic", [{"arrivals": CLOSED, "requests": 12}, SESSIONS])
+def test_closed_loops_and_conversations_are_warmed_too(tmp_path, traffic):
+    document = scenario(**traffic)
+    folder = ended_early(tmp_path / "m", document, lambda index: 0.5)
+    served = measure(tmp_path / "served", document) / "trace.jsonl"
+    source = written(tmp_path, document)
+    cold, warmed = predict(source, [], folder), predict(source, [], folder, warm=served)
+    for run in (cold, warmed):
+        assert run.predicted["output_tokens"] == run.measured["output_tokens"]
+    firsts = [row for row, at in enumerate(warmed.measured["arrival_s"]) if at == 0]
+    assert all(warmed.predicted["prefix_hit_tokens"][row] > 0 for row in firsts)
+    assert all(cold.predicted["prefix_hit_tokens"][row] == 0 for row in firsts)
+    assert errors_of(cold)["e2e_mean"] == pytest.approx(0, abs=1e-6)
+    assert errors_of(warmed)["e2e_mean"] < -0.001
+    assert [warmed.predicted["arrival_s"][row] for row in firsts] == [0] * len(firsts)
+    assert warmed.facts["twin"]["prefix_query_tokens"] == cold.facts["twin"]["prefix_query_tokens"]
+    # What has nothing in common with it warms nothing.
+    azure = tmp_path / "azure.csv"
+    azure.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\n")
+    other = predict(source, [], folder, warm=azure)
+    assert other.predicted["prefix_hit_tokens"] == cold.predicted["prefix_hit_tokens"]
+    assert all(abs(error) < 1e-6 for error in errors_of(other).values())
 
 
 # --- the command, and what it refuses -------------------------------------------------------------

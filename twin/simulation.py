@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import simpy
 from simpy.core import EmptySchedule
@@ -41,8 +41,9 @@ from twin.scheduling.decisions import Decision
 from twin.scheduling.orders import OrderError
 from twin.step_time.trust import Trust, load_of
 from twin.subject import trust_of
+from twin.workload.load import Load
 from twin.workload.request import Request
-from twin.workload.source import Arrival
+from twin.workload.source import Arrival, Ended
 from twin.workload.streams import Traffic, open_streams
 
 if TYPE_CHECKING:
@@ -71,6 +72,18 @@ PATIENCE_EVENTS = 1_000_000
 
 class NoProgressError(InputError):
     """Requests are inside and nothing can ever end them; the message names those that hold KV blocks."""
+
+
+class Demand(Protocol):
+    """What a run asks of its traffic, as twin.workload.streams.Traffic answers it."""
+
+    load: Load | None
+
+    def expected(self) -> int | None: ...
+    def next_ps(self) -> int | None: ...
+    def next(self) -> Arrival | None: ...
+    def pop(self) -> Arrival: ...
+    def on_finish(self, record: Ended) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -157,6 +170,7 @@ def simulate(
     observe: bool = False,
     on_offer: Callable[[Request], None] | None = None,
     on_block: Callable[[Columns], None] | None = None,
+    traffic: Demand | None = None,
 ) -> Result:
     """The run of a scenario. The same scenario and seed give the same result, byte for byte (but for wall_s).
 
@@ -164,12 +178,13 @@ def simulate(
     run with InputError. What the policy decides about the requests in `watch` (by index) is kept in `decisions`; with
     `observe`, metrics over time and events are kept too. Neither changes anything else. `on_offer` is told of each
     request as it arrives, `on_block` of records before they are dropped, if run.records is false: memory then does not
-    grow with the number of requests, and no events are kept. Ctrl-C ends the run early.
+    grow with the number of requests, and no events are kept. `traffic` is played in place of the scenario's.
+    Ctrl-C ends the run early.
     Raises InputError for a trace that turns out to be malformed and NoProgressError if requests are left that nothing
     can ever end.
     """
     start = time.perf_counter()
-    run = _Run(scenario, strict, watch, observe, on_offer, on_block)
+    run = _Run(scenario, strict, watch, observe, on_offer, on_block, traffic)
     with stop_on_ctrl_c() as pressed, _few_collections():
         interrupted = run.go(progress, pressed)
     return run.result(time.perf_counter() - start, interrupted)
@@ -198,6 +213,7 @@ class _Run:
         observe: bool,
         on_offer: Callable[[Request], None] | None,
         on_block: Callable[[Columns], None] | None,
+        traffic: Demand | None,
     ) -> None:
         self._scenario = scenario
         self._on_offer = on_offer
@@ -206,7 +222,7 @@ class _Run:
         self._watch = tuple(watch)
         self._env = simpy.Environment(initial_time=0)
         self._agenda = Agenda(self._env)
-        self._traffic = Traffic(open_streams(scenario.traffic, scenario.run.seed))
+        self._traffic = traffic or Traffic(open_streams(scenario.traffic, scenario.run.seed))
         self._offered = self._ended = 0
         self._table = RecordTable()
         self._counted = None
