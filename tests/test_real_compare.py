@@ -510,7 +510,7 @@ def test_warming_leaves_the_measured_folder_and_the_regime_alone(tmp_path):
 
 @pytest.mark.parametrize("arrivals", [DOCUMENT["traffic"][0]["arrivals"], CLOSED])
 def test_a_scenario_that_is_cut_is_cut_so_much_later(tmp_path, arrivals):
-    document = scenario(arrivals=arrivals, requests=12) | {"run": {"until": 60.0}}
+    document = scenario(arrivals=arrivals, requests=12) | {"run": {"until": 3.0}}
     folder = measure(tmp_path / "m", document)
     run = predict(written(tmp_path, document), [], folder, warm=folder / "trace.jsonl")
     assert run.predicted["outcome"] == ["completed"] * 12
