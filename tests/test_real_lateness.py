@@ -160,7 +160,7 @@ def test_replay_ends_on_ctrl_c_and_keeps_what_it_has(tmp_path, null_server):
     [
         (["--url", "localhost"], "--url localhost: must be like http://127.0.0.1:8000"),
         (["--url", "http://127.0.0.1:9"], "no list of models at /v1/models"),
-        (["--url", "http://h", "--timeout", "nan"], "--timeout nan: must be a finite number"),
+        (["--url", "http://h", "--timeout", "inf"], "--timeout inf: must be a finite number"),
         (["--url", "http://h", "--endpoint", "x"], "--endpoint x: must be completions or chat"),
     ],
 )
