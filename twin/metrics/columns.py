@@ -41,6 +41,10 @@ class Names(dict[Name, int], Generic[Name]):
         return number
 
 
+KEPT_STEPS = 3_000_000
+"""Steps whose ends are kept, 8 bytes each."""
+
+
 class Columns:
     """Records in the order they were added; docs/metrics.md defines the durations.
 
@@ -62,6 +66,8 @@ class Columns:
         self.reasons = reasons.names
         self._timelines = timelines.names
         self._durations: dict[str, Durations] = {}
+        self._ends: dict[Timeline, tuple[int, Durations]] = {}
+        self._room = KEPT_STEPS
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -139,7 +145,18 @@ class Columns:
         first = self["itl_start"][rows]
         last = first + self["itl_count"][rows]
         base = int(first.min())
-        return first - base, last - base, timeline.ends(base, int(last.max()))
+        return first - base, last - base, self._ends_of(timeline, base, int(last.max()))
+
+    def _ends_of(self, timeline: Timeline, first: int, last: int) -> Durations:
+        """When its steps from `first` to `last` were over; few of them are worked out once for all that ask."""
+        begin, ends = self._ends.get(timeline, (0, None))
+        if ends is None and (number := timeline.last + 1 - timeline.first) <= self._room:
+            self._room -= number
+            begin, ends = timeline.first, timeline.ends(timeline.first, timeline.last)
+            self._ends[timeline] = begin, ends
+        if ends is None or not begin <= first <= last < begin + len(ends):
+            return timeline.ends(first, last)
+        return ends[first - begin : last - begin + 1]
 
     def _mean_gaps(self) -> Durations:
         """To the nearest picosecond."""
