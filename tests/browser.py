@@ -93,17 +93,21 @@ class Browser:
 
         return str(self.wait(read, f"the input {label!r}"))
 
-    def upload(self, path: Path) -> None:
-        for _ in range(3):
+    def upload(self, path: Path, then: str) -> None:
+        """Give a file to the place for files; `then` is what the page says once it has it."""
+        for _ in range(4):
             self.wait(lambda: self.all('input[type="file"]'), "a place for files")[0].send_keys(
                 str(path)
             )
             try:
-                self.reads(path.name)
-            except AssertionError:  # The page was drawn anew in between, and the place with it.
-                continue
-            return
-        raise AssertionError(f"{path.name} was not taken")
+                self.reads(then, 20)
+                time.sleep(0.5)
+                if path.name in self.text and then in self.text:
+                    return
+            except AssertionError:
+                pass
+            # The page was drawn anew in between, and the place with it: again, as a reader would.
+        raise AssertionError(f"{path.name} was not taken; the page says: {self.text}")
 
     def charts(self) -> int:
         """Charts that are drawn."""

@@ -249,7 +249,7 @@ def test_waits_fidelity_and_an_upload(window, server, tmp_path):
     window.reads("played through the twin, the worst first")
     window.click("Upload", "a span, a")
     good = azure_csv(tmp_path, [(f"2023-11-16 18:00:{i:02}", 50, 5) for i in range(40)], "good.csv")
-    window.upload(Path(good))
+    window.upload(Path(good), "Check it")
     window.click("Check it")
     window.reads("40 requests, nothing malformed")
     assert str(tmp_path) not in window.text
