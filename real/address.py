@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 from twin.errors import InputError
 
@@ -121,6 +121,18 @@ def _status(error: urllib.error.HTTPError) -> str:
     if 300 <= error.code < 400:
         text += f", a redirect{place_of(error.headers.get('Location'))}, which is not followed"
     return text
+
+
+def same_host(url: str, location: str | None) -> str | None:
+    """Where a redirect leads, if that is the same host by the same scheme, on whatever port; else None."""
+    try:
+        target = urljoin(url, location or "")
+        here, there = urlsplit(url), urlsplit(target)
+        is_near = (here.scheme, here.hostname) == (there.scheme, there.hostname)
+        has_user = there.username is not None or there.password is not None
+        return target if location and is_near and not has_user and there.port != 0 else None
+    except ValueError:
+        return None
 
 
 def place_of(location: str | None) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from real.address import place_of
+from real.address import place_of, same_host
 from real.calls import DISCONNECTED, LEFT, TOTAL, TTFT, Call, Reply, body_of
 from real.headers import Hidden
 from real.pieces import MOST_TEXT, Events, text_of, whole
@@ -19,6 +19,8 @@ GRACE_S = 1.0
 """How long after a deadline that the server is to enforce the client itself hangs up."""
 TIMEOUT_S = 600.0
 """How long a request may take in all."""
+RESENT = 3
+"""How often a request is sent again that met a connection being closed."""
 MOST_WHOLE = 1 << 26
 """Bytes of a reply that is not streamed."""
 LONGEST_WAIT_S = 86_400.0
@@ -46,7 +48,6 @@ class Client:
         trace.on_connection_reuseconn.append(self._reused)
         trace.on_connection_create_start.append(self._created)
         self._session = aiohttp.ClientSession(
-            headers=self._headers,
             # Below the 5 s after which vLLM's server closes idle connections: never use one that is being closed.
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0),
             timeout=aiohttp.ClientTimeout(total=self._timeout_s),
@@ -129,24 +130,33 @@ class Client:
 
     async def _post(self, reply: Reply, on_token: Callable[[], None]) -> None:
         """As `_post_once`; again where a connection that was kept open turns out to be closed by the server."""
-        while True:
+        for left in reversed(range(RESENT + 1)):
             attempt = _Attempt(reply)
             try:
                 return await self._post_once(attempt, on_token)
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-                if not attempt.is_reused or reply.status:
+                if not left or not attempt.is_reused or reply.status:
                     raise
 
-    async def _post_once(self, attempt: "_Attempt", on_token: Callable[[], None]) -> None:
+    async def _post_once(
+        self, attempt: "_Attempt", on_token: Callable[[], None], elsewhere: str | None = None
+    ) -> None:
+        """`elsewhere` is where the server sent the client; the headers of the user do not go there."""
         reply = attempt.reply
         body = body_of(self._model, reply.call)
         async with self._session.post(
-            self._url + PATHS[reply.call.endpoint],
+            elsewhere or self._url + PATHS[reply.call.endpoint],
             json=body,
+            headers=None if elsewhere else self._headers,
             trace_request_ctx=attempt,
             allow_redirects=False,
         ) as answer:
             reply.status = answer.status
+            if reply.status in (307, 308) and not elsewhere:
+                nearby = same_host(str(answer.url), answer.headers.get("Location"))
+                if nearby:
+                    reply.status = 0
+                    return await self._post_once(attempt, on_token, nearby)
             if reply.status != 200:
                 reply.error = text_of(await _read(answer, MOST_TEXT)) or text_of(
                     answer.reason or "no text"
