@@ -13,6 +13,7 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
 import numpy as np
 
@@ -59,6 +60,10 @@ class Live:
     seconds: float
 
 
+FEWEST_STEPS, ENOUGH = 50, 100
+"""Steps without which nothing is fitted; steps before which batches are played again while there is time."""
+
+
 def trials(limits: Limits, load: float, seed: int = 0) -> Iterator[Trial]:
     """Batches of all sizes up to a share of the slots and of the KV cache, with contexts and chunks of all sizes."""
     rng = random.Random(seed)
@@ -101,7 +106,7 @@ async def measure(
     load: float,
     headers: Mapping[str, str] | None = None,
 ) -> Live:
-    """Play trials until the time is over, which ends one that is being played, or all are done.
+    """Play trials until the time is over, which ends one that is being played, or all are done and steps enough seen.
 
     Raises InputError where the server refuses or falls short.
     """
@@ -112,7 +117,7 @@ async def measure(
     late: list[float] = []
     lone: list[tuple[int, float]] = []
     longest = number = 0
-    is_up = is_over = False
+    is_up = False
     async with Client(url, model, timeout_s=seconds, headers=headers) as client:
         client.start()
         player = _Player(client, Prompts(vocabulary, seed=time.time_ns()))
@@ -120,7 +125,9 @@ async def measure(
             async with asyncio.timeout(seconds):
                 await player.alone(64)
                 is_up = True
-                for trial in planned:
+                for trial in cycle(planned):
+                    if number >= len(planned) and len(plausible(steps)) >= ENOUGH:
+                        break
                     for _ in range(2 if number % 8 == 0 else 0):
                         tokens = CHUNKS[number // 8 % 3]
                         lone.append((tokens, await player.alone(tokens)))
@@ -132,16 +139,15 @@ async def measure(
                     noise += spread
                     longest = max(longest, trial.context + DECODES * (ADDED + 2), *trial.chunks)
         except TimeoutError:
-            is_over = True
+            pass  # what was seen until now is judged below
     if not is_up:
         raise InputError(f"calibration: the server gave no whole reply in {seconds:g} s")
     steps = plausible(steps)
-    if len(steps) < 50:
-        done = f"calibration: only {len(steps)} steps could be told apart "
-        where = f"in {seconds:g} s; give it more --minutes"
-        if not is_over:
-            where = f"in all {len(planned)} batches that fit; give it more --load"
-        raise InputError(f"{done}{where}, or a server with less other traffic")
+    if len(steps) < FEWEST_STEPS:
+        raise InputError(
+            f"calibration: only {len(steps)} steps could be told apart in {seconds:g} s, in {number} batches of the "
+            f"{len(planned)} that fit; give it more --minutes or --load, or a server with less other traffic"
+        )
     return Live(
         steps,
         noise_of(noise),

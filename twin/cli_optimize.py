@@ -146,16 +146,17 @@ def fewest_gpus(
     """The fewest GPUs that meet the objectives for this traffic. Exit status 1 if no number does."""
     with errors():
         needs_packages("twin fewest-gpus", "joblib")
+        from twin.interrupt import stop_on_ctrl_c
         from twin.scenario import load_scenario
         from twin.whatif.axes import parse_axis
-        from twin.whatif.runs import Interrupted, ctrl_c
+        from twin.whatif.runs import Interrupted
         from twin.whatif.search import NotMet
         from twin.whatif.search import fewest_gpus as search
 
         loaded = load_scenario(scenario, overrides or (), seed)
         axes = [parse_axis(text) for text in vary or ()]
         try:
-            with ctrl_c() as pressed:
+            with stop_on_ctrl_c(at_once=True) as pressed:
                 found = search(loaded, axes, seeds, most, backend(jobs, ray), _teller(pressed))
         except Interrupted:
             raise KeyboardInterrupt from None
@@ -180,13 +181,14 @@ def headroom(
     """
     with errors():
         needs_packages("twin headroom", "joblib")
+        from twin.interrupt import stop_on_ctrl_c
         from twin.scenario import load_scenario
         from twin.whatif.headroom import headroom as search
-        from twin.whatif.runs import Interrupted, ctrl_c
+        from twin.whatif.runs import Interrupted
 
         loaded = load_scenario(scenario, overrides or (), seed)
         try:
-            with ctrl_c() as pressed:
+            with stop_on_ctrl_c(at_once=True) as pressed:
                 found = search(loaded, seeds, backend(jobs, ray), _teller(pressed))
         except Interrupted:
             raise KeyboardInterrupt from None

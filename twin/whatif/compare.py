@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from twin.errors import InputError
+from twin.interrupt import stop_on_ctrl_c
 from twin.metrics.objectives import Objectives
 from twin.report.texts import limit as limit_text
 from twin.scenario import Scenario
 from twin.whatif.asked import check_figures, within_reach
 from twin.whatif.figures import Figures, Measure, is_lost, judged, mean_figures, measure
-from twin.whatif.runs import Backend, Interrupted, Run, Task, ctrl_c, run_all
+from twin.whatif.runs import Backend, Interrupted, Run, Task, run_all
 from twin.whatif.sides import Side, side_of
 from twin.whatif.statistics import paired
 from twin.whatif.verdict import Judged, conclude, judge, value_text
@@ -67,7 +68,7 @@ def compare(
         for k in range(seeds)
     ]
     rows: list[Figures | None] = [None] * len(tasks)
-    with ctrl_c() as pressed:
+    with stop_on_ctrl_c(at_once=True) as pressed:
         for made, run in enumerate(run_all(tasks, backend or Backend(1)), 1):
             rows[run.number] = _figures(run, variants[run.number // seeds])
             if progress is not None:

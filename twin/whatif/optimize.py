@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from twin.errors import InputError
+from twin.interrupt import stop_on_ctrl_c
 from twin.scenario import Scenario, load_scenario
 from twin.whatif.asked import check_figures, check_varied, may_change_tiers
 from twin.whatif.axes import Axis, Range, check_keys, overrides_of
 from twin.whatif.choice import CONFIRM_SEEDS, best_text, choose, spread, text_of_choice
 from twin.whatif.figures import Measure, is_lost, measure
-from twin.whatif.runs import Backend, Interrupted, Load, ctrl_c
+from twin.whatif.runs import Backend, Interrupted, Load
 from twin.whatif.study import (
     enqueue_present,
     enqueue_rest,
@@ -145,7 +146,7 @@ def optimize(
     and if nothing could run.
     """
     where = backend or Backend(1)
-    with ctrl_c() as pressed, storage_errors(storage):
+    with stop_on_ctrl_c(at_once=True) as pressed, storage_errors(storage):
         study = open_study(search, storage)
         tried = {entry.key: entry for entry in remembered(study)}
         revive(study)

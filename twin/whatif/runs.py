@@ -2,13 +2,11 @@
 
 import logging
 import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any, Protocol
 
 from twin.errors import InputError
@@ -71,30 +69,6 @@ def run_task(task: Task, load: Load = load_scenario) -> Run | None:
 
 class Interrupted(Exception):
     """Ctrl-C ended a series of runs; what was made before has been handed out."""
-
-
-@contextmanager
-def ctrl_c() -> Iterator[list[bool]]:
-    """A list that is no longer empty once Ctrl-C was pressed, which raises KeyboardInterrupt as well.
-
-    An exception that comes at the wrong moment can get lost in a library; the list is looked at between two steps.
-    Outside the main thread, and where somebody else minds the signal, it stays empty.
-    """
-    pressed: list[bool] = []
-
-    def press(number: int, frame: FrameType | None) -> None:
-        pressed.append(True)
-        raise KeyboardInterrupt
-
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield pressed
-        return
-    signal.signal(signal.SIGINT, press)
-    try:
-        yield pressed
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager

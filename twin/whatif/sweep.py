@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from twin.errors import InputError
+from twin.interrupt import stop_on_ctrl_c
 from twin.scenario import Scenario, load_scenario
 from twin.whatif.asked import check_varied
 from twin.whatif.axes import Axis, check_keys, grid, is_load, overrides_of, text_of
 from twin.whatif.figures import Figures, is_lost, is_saturated, mean_of
-from twin.whatif.runs import Backend, Interrupted, Run, Task, ctrl_c, run_all
+from twin.whatif.runs import Backend, Interrupted, Run, Task, run_all
 
 MOST_RUNS = 200_000
 """Of one sweep: the figures of each take 10 kB of memory."""
@@ -129,7 +130,7 @@ def sweep(plan: Plan, journal: Journal, backend: Backend, told: Told | None = No
     there = set(journal.rows())
     left = Tasks(plan, [number for number in range(plan.size) if number not in there])
     done, wall_s, simulated_s = len(there), 0.0, 0.0
-    with ctrl_c() as pressed:
+    with stop_on_ctrl_c(at_once=True) as pressed:
         for made, run in enumerate(_pilot_first(left, backend), 1):
             journal.add(Row(run.number, run.figures, run.error))
             wall_s += run.wall_s
