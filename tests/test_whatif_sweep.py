@@ -467,3 +467,26 @@ def test_ctrl_c_while_workers_start_is_one_message(scenario, tmp_path, pause):
     assert process.returncode == 130, told
     assert "Traceback" not in told
     assert "interrupted: " in told
+
+
+def test_runs_that_nobody_waits_for_are_ended(small_plan):
+    """Four times in a row: whoever leaves early waits for no worker, and the next one gets fresh ones."""
+    told = json.dumps(small_plan.scenario.to_dict())
+    code = f"""
+import json, time
+from twin.whatif.runs import Backend, Task, run_all
+document = json.loads({told!r})
+tasks = [Task(k, document, (), k) for k in range(12)]
+for again in range(4):
+    runs = run_all(tasks, Backend(2))
+    assert next(runs).figures
+    time.sleep(again / 30)
+    runs.close()
+print(sorted(run.number for run in run_all(tasks, Backend(2))))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == list(range(12))
+    assert done.stderr == ""

@@ -2,9 +2,13 @@
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from queue import SimpleQueue
 from types import FrameType
+from typing import TypeVar, cast
+
+Item = TypeVar("Item")
 
 
 @contextmanager
@@ -32,3 +36,49 @@ def stop_on_ctrl_c(at_once: bool = False) -> Iterator[list[bool]]:
         yield pressed
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def deaf_children() -> Iterator[None]:
+    """Processes and threads that are started in here do not hear Ctrl-C, which is this thread's to mind."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    from multiprocessing import resource_tracker
+
+    # Whoever starts it later lets the signal through again.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def from_a_thread(items: Iterable[Item]) -> Iterator[Item]:
+    """The items, taken in a thread of their own; what raises there is raised here.
+
+    Python raises KeyboardInterrupt wherever the main thread is: inside a library that may be between the taking of a
+    lock and its giving back, and whoever needs the lock next waits for ever. Here it is in the wait for the next item.
+    The thread and the processes that it starts do not hear Ctrl-C; left behind, the thread ends with the process.
+    """
+    taken: SimpleQueue[tuple[bool, Item | BaseException | None]] = SimpleQueue()
+
+    def take() -> None:
+        try:
+            for item in items:
+                taken.put((True, item))
+            taken.put((False, None))
+        except BaseException as error:
+            taken.put((False, error))
+
+    with deaf_children():
+        threading.Thread(target=take, daemon=True).start()
+    while True:
+        is_item, found = taken.get()
+        if is_item:
+            yield cast(Item, found)
+        elif found is None:
+            return
+        else:
+            raise cast(BaseException, found)

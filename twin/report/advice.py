@@ -8,6 +8,7 @@ from typing import Any
 
 from twin.cluster.routers import ROUTERS
 from twin.errors import InputError
+from twin.interrupt import from_a_thread
 from twin.report.json_summary import summarize
 from twin.report.texts import duration, plural, share
 from twin.scenario import Scenario, load_scenario
@@ -201,19 +202,21 @@ def _run_all(
     # Not forked: the bar that shows progress has a thread.
     others = active_children()
     pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
-    try:
+
+    def made() -> Iterator[Outcome | None]:
         left: set[Future[Outcome | None]] = {
             pool.submit(_run_one, document, change, yardstick) for change in changes
         }
-        done = 0
         while left:
             ready, left = wait(left, return_when=FIRST_COMPLETED)
             for future in ready:
-                outcome = future.result()
-                if outcome is None:
-                    return
-                done += 1
-                yield told(outcome, done)
+                yield future.result()
+
+    try:
+        for done, outcome in enumerate(from_a_thread(made()), 1):
+            if outcome is None:
+                return
+            yield told(outcome, done)
     except KeyboardInterrupt:
         return
     finally:

@@ -1,15 +1,15 @@
-"""Many runs at once: on the cores of this machine with joblib, or on a Ray cluster."""
+"""Many runs at once: on the cores of this machine with loky of joblib, or on a Ray cluster."""
 
 import logging
-import signal
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 from twin.errors import InputError
+from twin.interrupt import deaf_children, from_a_thread
 from twin.scenario import Scenario, load_scenario
 from twin.simulation import simulate
 from twin.whatif.figures import Figures, figures_of
@@ -71,26 +71,6 @@ class Interrupted(Exception):
     """Ctrl-C ended a series of runs; what was made before has been handed out."""
 
 
-@contextmanager
-def deaf_children() -> Iterator[None]:
-    """Processes and threads that are started in here do not hear Ctrl-C, which is this process's to mind."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    from multiprocessing import resource_tracker
-
-    from joblib.externals.loky.backend import resource_tracker as of_loky
-
-    # Whoever starts them later lets the signal through again.
-    resource_tracker.ensure_running()
-    of_loky.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 @dataclass(frozen=True, slots=True)
 class Backend:
     """Where runs are made."""
@@ -105,6 +85,9 @@ class Backend:
 
 IDLE_S = 20
 """Seconds after which a worker that has nothing to do ends."""
+
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""For a worker: there are as many as there are cores."""
 
 
 class Tasks(Protocol):
@@ -132,23 +115,33 @@ def run_all(tasks: Tasks, backend: Backend) -> Iterator[Run]:
                 raise Interrupted
             yield run
         return
-    from joblib import Parallel, delayed, parallel_config
+    yield from _on_cores(tasks, min(backend.jobs, len(tasks)))
+
+
+def _on_cores(tasks: Tasks, jobs: int) -> Iterator[Run]:
     from joblib.externals.loky import get_reusable_executor
+    from joblib.externals.loky.backend import resource_tracker
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-    # Workers whose parent was killed end soon.
-    with parallel_config("loky", idle_worker_timeout=IDLE_S):
-        parallel = Parallel(
-            n_jobs=min(backend.jobs, len(tasks)),
-            batch_size=1,
-            pre_dispatch="2*n_jobs",
-            return_as="generator_unordered",
-        )
+    # First, because it lets Ctrl-C through to what the thread that starts it starts next.
+    resource_tracker.ensure_running()
+    with deaf_children():
+        # Workers whose parent was killed end soon.
+        pool = get_reusable_executor(jobs, timeout=IDLE_S, env=ONE_THREAD)
+
+    def made() -> Iterator[Run | None]:
+        waiting, flying = iter(tasks), set[Any]()
+        while True:
+            flying.update(pool.submit(run_task, t) for t in islice(waiting, 2 * jobs - len(flying)))
+            if not flying:
+                return
+            ready, flying = wait(flying, return_when=FIRST_COMPLETED)
+            for future in ready:
+                yield future.result()
+
     is_done = False
     try:
-        with deaf_children():
-            runs = parallel(delayed(run_task)(task) for task in tasks)
-        yield from _until_interrupted(runs)
+        yield from _until_interrupted(from_a_thread(made()))
         is_done = True
     except KeyboardInterrupt:
         raise Interrupted from None
@@ -158,9 +151,7 @@ def run_all(tasks: Tasks, backend: Backend) -> Iterator[Run]:
         ) from None
     finally:
         if not is_done:
-            # What joblib says of results that nobody took is meant so.
-            warnings.simplefilter("ignore", UserWarning)
-            get_reusable_executor().shutdown(wait=False, kill_workers=True)
+            pool.shutdown(wait=False, kill_workers=True)
 
 
 def _until_interrupted(runs: Iterable[Run | None]) -> Iterator[Run]:
@@ -188,7 +179,9 @@ def _on_ray(tasks: Tasks, backend: Backend) -> Iterator[Run]:
     remote = ray.remote(num_cpus=1)(run_task)
     waiting, flying = iter(tasks), []
     at_once = 2 * max(backend.jobs, int(_resources(ray).get("CPU", 1)))
-    try:
+
+    def made() -> Iterator[Run | None]:
+        nonlocal flying
         while True:
             for task in waiting:
                 flying.append(remote.remote(task))
@@ -197,7 +190,10 @@ def _on_ray(tasks: Tasks, backend: Backend) -> Iterator[Run]:
             if not flying:
                 return
             ready, flying = ray.wait(flying, num_returns=1)
-            yield from _until_interrupted(ray.get(ready))
+            yield from ray.get(ready)
+
+    try:
+        yield from _until_interrupted(from_a_thread(made()))
     except KeyboardInterrupt:
         raise Interrupted from None
     except ray.exceptions.RayError as error:
