@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass
 from itertools import islice
+from threading import Lock
 from typing import Any, Protocol
 
 from twin.errors import InputError
@@ -129,10 +130,17 @@ def _on_cores(tasks: Tasks, jobs: int) -> Iterator[Run]:
         # Workers whose parent was killed end soon.
         pool = get_reusable_executor(jobs, timeout=IDLE_S, env=ONE_THREAD)
 
+    flying, is_over, lock = set[Any](), False, Lock()
+
     def made() -> Iterator[Run | None]:
-        waiting, flying = iter(tasks), set[Any]()
+        nonlocal flying
+        waiting = iter(tasks)
         while True:
-            flying.update(pool.submit(run_task, t) for t in islice(waiting, 2 * jobs - len(flying)))
+            with lock:
+                if is_over:
+                    return
+                room = 2 * jobs - len(flying)
+                flying |= {pool.submit(run_task, task) for task in islice(waiting, room)}
             if not flying:
                 return
             ready, flying = wait(flying, return_when=FIRST_COMPLETED)
@@ -151,7 +159,15 @@ def _on_cores(tasks: Tasks, jobs: int) -> Iterator[Run]:
         ) from None
     finally:
         if not is_done:
-            pool.shutdown(wait=False, kill_workers=True)
+            with lock:
+                is_over = True
+            end = time.monotonic() + 1
+            try:
+                # The pool's thread stumbles over tasks that it has not yet taken when it is told to end.
+                while any(not (f.running() or f.done()) for f in flying) and time.monotonic() < end:
+                    time.sleep(0.001)
+            finally:
+                pool.shutdown(wait=False, kill_workers=True)
 
 
 def _until_interrupted(runs: Iterable[Run | None]) -> Iterator[Run]:
