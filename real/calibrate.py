@@ -18,10 +18,13 @@ import numpy as np
 
 from twin.errors import InputError
 from twin.step_time.fit import Step, StepFit, fit_steps, mape, profile_of
-from twin.step_time.profiles import Profile, Provenance
+from twin.step_time.profiles import FEW_TOKENS, Profile, Provenance
 
-KNOTS = (1, 16, 64, 256, 1024, 4096, 16384)
-"""Token counts at which the dense work of a step may bend, as far as the measured ones reach."""
+KNOTS = (*range(1, FEW_TOKENS), *(m << k for k in range(2, 15) for m in (2, 3)))
+"""Token counts at which the dense work of a step may bend: 1 to 7, then powers of two and halfway between them."""
+
+NEAR = 1.2
+"""Measured counts up to this factor off a knot speak for it."""
 
 
 @dataclass(frozen=True)
@@ -131,13 +134,13 @@ def calibrate(
         raise InputError(f"calibration: {len(steps)} steps; at least 50 are needed")
     host = _host(steps)
     rest = [replace(t.step, seconds=max(t.step.seconds - _line(host, t.step), 1e-9)) for t in steps]
-    knots = [n for n in KNOTS if n < most / 1.5]
     decodes = max(t.step.decodes for t in steps)
     decode_knots = [n for n in (0, 4, 16, 64) if n < decodes / 1.5]
     fit = fit_steps(
         rest,
-        [*(knots or [1]), most],
+        [*_knots([t.step for t in steps]), most],
         [*decode_knots, decodes],
+        may_fall_to=FEW_TOKENS,
         match_total=match_total,
     )
     found = Calibration(fit, host, len(steps), noise, {}, frontend_s, {})
@@ -148,6 +151,20 @@ def calibrate(
         "context": longest_context,
     }
     return replace(found, mape=errors, largest=largest)
+
+
+def _knots(steps: Sequence[Step]) -> list[int]:
+    """Of KNOTS those near which at least three steps were measured, with four steps of different content for each."""
+    counts = sorted(step.tokens for step in steps)
+    found = [n for n in KNOTS if n < counts[-1] / 1.5 and _near(n, counts) >= 3]
+    contents = len({(s.tokens, s.decodes, s.context, s.pairs) for s in steps})
+    while len(found) > max(1, contents // 4):
+        found = found[::2]
+    return found or [1]
+
+
+def _near(knot: int, counts: Sequence[int]) -> int:
+    return sum(knot / NEAR < count < knot * NEAR for count in counts)
 
 
 def error_of(found: Calibration, steps: Sequence[Step]) -> dict[str, float]:

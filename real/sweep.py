@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 CONTEXTS = (16, 64, 192, 512, 1024, 2048, 4096, 8192)
 CHUNKS = (16, 48, 128, 320, 768, 1536, 3072, 6144, 12288)
+BETWEEN = (8, 24, 80, 192, 512)
+"""More of them where steps are measured in-process, which takes less time than from outside."""
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 DECODES = 6
 """Steps of a batch alone before something is added to it."""
@@ -57,13 +59,13 @@ def sweep(limits: Limits, seed: int = 0) -> list[list[Ask]]:
 
 
 def _workloads(limits: Limits) -> Iterator[list[Ask]]:
-    chunks = [c for c in CHUNKS if c <= limits.max_num_batched_tokens]
+    chunks = [c for c in sorted((*CHUNKS, *BETWEEN)) if c <= limits.max_num_batched_tokens]
     number = 0
     for batch in _up_to(BATCHES, limits.max_num_seqs - 1):
         for context in CONTEXTS:
             number += 1
             # Chunks of all sizes meet batches of all sizes, some on a cached beginning.
-            added = [chunks[(number + i * 2) % len(chunks)] for i in range(2)]
+            added = [chunks[(number + i * 2) % len(chunks)] for i in range(3)]
             room = limits.kv_tokens - batch * _blocks(context + 4 * DECODES, limits)
             asks = [Ask(0, context, 4 * DECODES) for _ in range(batch)]
             for i, chunk in enumerate(added):

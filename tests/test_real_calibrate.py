@@ -24,7 +24,7 @@ from real.calibrate import (
 )
 from real.calls import Call, Reply
 from real.live_steps import DECODES, Trial, steps_seen, trials
-from real.sweep import BATCHES, CHUNKS, CONTEXTS, Limits, sweep, unseen
+from real.sweep import BATCHES, BETWEEN, CHUNKS, CONTEXTS, Limits, sweep, unseen
 from real.tiny import text_of
 from twin.errors import InputError
 from twin.step_time.fit import Step
@@ -157,7 +157,9 @@ def test_the_sweep_has_steps_of_every_kind_that_fit():
     assert batches == {b for b in BATCHES if b < 15} | {15}
     assert {asks[0].prompt_tokens for asks in workloads} >= set(CONTEXTS[:5])
     added = [ask for asks in workloads for ask in asks if ask.step]
-    assert {ask.prompt_tokens - ask.cached for ask in added} >= {c for c in CHUNKS if c <= 768}
+    assert {ask.prompt_tokens - ask.cached for ask in added} >= {
+        c for c in (*CHUNKS, *BETWEEN) if c <= 768
+    }
     assert any(ask.cached for ask in added)
     assert sweep(LIMITS) == workloads
 

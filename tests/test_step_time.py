@@ -374,6 +374,12 @@ def test_a_step_with_a_prompt_pays_a_launch():
         (["dense_ps"], [[1, 1e41]], ["dense_ps[0][1]: 1e+41", "from 0 to"]),
         (["prefill_base_ps"], 1e17, ["prefill_base_ps", "from 0 to"]),
         (["dense_ps"], [[1, 1000], [20, 500]], ["dense_ps: 20 tokens take 500 ps, 1 took 1000"]),
+        (
+            ["dense_ps"],
+            [[1, 999], [8, 499]],
+            ["dense_ps: 8 tokens take 499 ps, 1 took 999", "0.5 times"],
+        ),
+        (["dense_ps"], [[1, 1], [8, 1000], [9, 899]], ["9 tokens take 899 ps", "0.9 times"]),
         (["max_context"], 0, ["max_context", "at least 1"]),
         (["max_context"], 1.5, ["max_context", "1.5"]),
         (["capture_sizes"], [4, 2], ["capture_sizes", "rising"]),

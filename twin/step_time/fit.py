@@ -2,8 +2,9 @@
 
     seconds = dense(tokens) + decode(decodes) + sampled * s + context * d + pairs * e
 
-`dense` and `decode` are piecewise linear and never fall; no term is negative. So a fit with two knots is the line that
-a CPU's steps follow, and one with more follows a GPU, whose dense work is flat while memory-bound and rises after.
+`dense` and `decode` are piecewise linear and never fall, but for `dense` of few tokens where that is asked for; no term
+is negative. So a fit with two knots is a line, and one with more follows a GPU, whose dense work is flat while
+memory-bound and rises after, or a CPU, whose work for each token falls where another kernel takes over.
 Relative least squares: a step of 10 ms counts as much as one of 500 ms.
 """
 
@@ -12,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -59,7 +59,7 @@ class StepFit:
     """The terms, in seconds."""
 
     dense: tuple[tuple[int, float], ...]
-    """(tokens, seconds) at the knots, never falling; linear in between."""
+    """(tokens, seconds) at the knots; linear in between."""
     decode: tuple[tuple[int, float], ...]
     """(decodes, seconds) at the knots, 0 for none."""
     sampled_s: float
@@ -91,6 +91,7 @@ def fit_steps(
     token_knots: Sequence[int],
     decode_knots: Sequence[int] = (),
     *,
+    may_fall_to: int = 0,
     balance_kinds: bool = False,
     match_total: bool = False,
 ) -> StepFit:
@@ -100,6 +101,8 @@ def fit_steps(
         steps: Measured ones. Steps of equal content are averaged first and count by their number.
         token_knots: Rising token counts at which `dense` may bend; two make it a line.
         decode_knots: The same for `decode`; () = a line from 0 through the largest number of decodes.
+        may_fall_to: Up to so many tokens `dense` may fall, too: other kernels run on few rows, and two rows can take
+            longer than three.
         balance_kinds: Each of KINDS counts equally, however many steps it has; else each step counts equally.
         match_total: Scale all terms so that the time of all steps together is the measured one: what disturbs a
             machine now and then belongs to its time.
@@ -115,7 +118,8 @@ def fit_steps(
         if len(knots) < 2 or any(b <= a for a, b in pairwise(knots)):
             raise ValueError(f"{name} ({list(knots)}) must be at least two rising counts")
     kinds = _equal_contents(steps)
-    matrix = _features(list(kinds), token_knots, decode_knots)
+    few = max(1, sum(n <= may_fall_to for n in token_knots))
+    matrix = _features(list(kinds), token_knots, decode_knots, few)
     if len(kinds) < matrix.shape[1]:
         raise InputError(
             f"calibration: {len(kinds)} steps of different content do not determine {matrix.shape[1]} terms; measure "
@@ -132,7 +136,8 @@ def fit_steps(
     terms = _not_negative(matrix * weights[:, None], seconds * weights)
     scale = float((seconds @ often) / (matrix @ terms @ often)) if match_total else 1.0
     terms = terms * scale
-    dense = np.cumsum(terms[: len(token_knots)]).tolist()
+    rises = np.cumsum(terms[few - 1 : len(token_knots)])
+    dense = [*terms[: few - 1].tolist(), *rises.tolist()]
     decode = [0.0, *np.cumsum(terms[len(token_knots) : -3]).tolist()]
     fit = StepFit(
         dense=tuple(zip(token_knots, dense, strict=True)),
@@ -237,15 +242,19 @@ def _equal_contents(steps: Iterable[Step]) -> dict[Step, list[float]]:
 
 
 def _features(
-    steps: Sequence[Step], token_knots: Sequence[int], decode_knots: Sequence[int]
+    steps: Sequence[Step], token_knots: Sequence[int], decode_knots: Sequence[int], few: int
 ) -> Floats:
-    """[steps, terms]: rises of dense between its knots, rises of decode, sampled, context, pairs."""
+    """[steps, terms]: dense at its first `few` knots and its rises after them, rises of decode, sampled, context,
+    pairs.
+    """
 
     def column(values: Iterable[float]) -> Floats:
         return np.array(list(values), dtype=np.float64)
 
-    columns: list[Any] = [np.ones(len(steps))]
-    columns += _rises(column(step.tokens for step in steps), token_knots)
+    tokens = column(step.tokens for step in steps)
+    columns = _shares(tokens, token_knots[:few])
+    if few < len(token_knots):
+        columns += _rises(tokens, token_knots[few - 1 :])
     columns += _rises(column(step.decodes for step in steps), decode_knots)
     columns += [
         column(step.sampled for step in steps),
@@ -253,6 +262,16 @@ def _features(
         column(step.pairs for step in steps),
     ]
     return np.stack(columns, axis=1)
+
+
+def _shares(values: Floats, knots: Sequence[int]) -> list[Floats]:
+    """What the level at each knot counts for at each value, linear in between; outside, the nearest knot counts."""
+    found = [np.ones(len(values)) for _ in knots]
+    for i, (a, b) in enumerate(pairwise(knots)):
+        way = np.clip((values - a) / (b - a), 0, 1)
+        found[i] = found[i] * (1 - way)
+        found[i + 1] = found[i + 1] * way
+    return found
 
 
 def _rises(values: Floats, knots: Sequence[int]) -> list[Floats]:

@@ -26,6 +26,9 @@ MOST_PS = 86_400 * 10**12
 MAX_FALL = 0.9
 """Noise of measured times: more tokens may take this share of what fewer took, and no less."""
 
+FEW_TOKENS, MAX_FALL_OF_FEW = 8, 0.5
+"""With so few rows other kernels run, on CPUs above all, and more tokens may take this share."""
+
 MAX_ROUNDING = Fraction(1, 1000)
 """Largest relative change of the time per context token that rounding to whole picoseconds may cause."""
 
@@ -273,10 +276,11 @@ def parse_profile(mapping: Any, source_name: str) -> Profile:
         raise _bad(f"{source_name}: capture_sizes", counts, "rising token counts")
     dense = points("dense_ps", positive=True)
     for (fewer, before), (more, after) in pairwise(dense):
-        if after < MAX_FALL * before:
+        least = MAX_FALL_OF_FEW if more <= FEW_TOKENS else MAX_FALL
+        if after < least * before:
             raise InputError(
                 f"{source_name}: dense_ps: {more} tokens take {after:g} ps, {fewer} took {before:g}; more tokens "
-                f"must take at least {MAX_FALL:g} times as long. Correct the entry."
+                f"must take at least {least:g} times as long. Correct the entry."
             )
     comm = top["comm_ps"]
     return Profile(
