@@ -24,8 +24,8 @@ from twin.workload.formats.choose import (
     place,
     read_trace,
 )
-from twin.workload.formats.rows import HELD, Fault, TraceRow
-from twin.workload.formats.values import duration_ps, seconds_text
+from twin.workload.formats.rows import HELD, Fault, MalformedError, TraceRow
+from twin.workload.formats.values import Clock, duration_ps, instant_ps, seconds_text
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 ROW = "2023-11-16 18:15:46.68,374,44\n"
@@ -643,3 +643,30 @@ def test_what_follows_a_packed_file_is_reported_after_its_rows(tmp_path):
         *found, fault = own.JSONL.read(str(path))
         assert len(found) == 3
         assert "something else follows the packed data" in fault.problem
+
+
+@given(
+    rest=st.from_regex(
+        r"[0-9:.+Z ]{0,6}|[0-5][0-9]\.[0-9]{1,13}|[0-9]{2}(\.[0-9]{1,3})?Z?", fullmatch=True
+    )
+)
+def test_a_stamp_of_the_same_minute_is_read_as_any_other(rest):
+    """The short way through the minute of the row before gives what the whole stamp gives, its refusals included."""
+    minute = "2023-11-16 18:17:"
+    clock = Clock("TIMESTAMP")
+    assert clock.date(1, minute + "00.0") == 0
+
+    def told(read):
+        try:
+            return read()
+        except MalformedError as error:
+            return error.kind, str(error)
+
+    expected = told(lambda: instant_ps("TIMESTAMP", minute + rest))
+    found = told(lambda: clock.date(2, minute + rest))
+    if expected[0] == "stamp":
+        assert found == expected
+    elif expected[1]:
+        assert found[0] == "clock"
+    else:
+        assert found == expected[0] - instant_ps("TIMESTAMP", minute + "00")[0]

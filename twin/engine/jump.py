@@ -140,7 +140,8 @@ class Jump:
             stop = min(piece.last, last)
             if first <= stop:
                 n = (stop - first) // stride + 1
-                delay_ps, (steps, grown) = until_ps - piece.start, piece.sum_ends(first, stride, n)
+                delay_ps = until_ps - piece.start
+                steps, grown = piece.sum_ends(first, stride, n)
                 if is_short:
                     short += n * delay_ps - steps * piece.first - grown * piece.growth
                 else:

@@ -138,10 +138,18 @@ def pooled_stats(parts: Callable[[], Parts]) -> Stats:
     these hold few values; the last one looks at these.
     """
     counts = np.zeros(classes(FINE_BITS), dtype=np.int64)
-    total = 0
+    total, number = 0, 0
+    held: list[Part] = []  # for the passes that follow, where they are few
     for values, weights in parts():
         counts += count_classes(values, weights, FINE_BITS)
         total += exact_sum(values, weights)
+        number += len(values)
+        if number <= FEW:
+            held.append((values, weights))
+        else:
+            held.clear()
+    if number <= FEW:
+        parts = held.__iter__
     n = int(counts.sum())
     if n == 0:
         return Stats(None, None, None, None, None, 0)

@@ -118,10 +118,31 @@ def seconds_text(ps: int, unit_ps: int = PS) -> str:
     return f"{whole}.{rest:0{digits}d}".rstrip("0")
 
 
+NO_ZONE = "has no time zone"
+
+
+def _in_minute(stamp: str) -> int:
+    """Picoseconds of a stamp, without a zone, since its minute began; -1 where it needs a closer look."""
+    seconds, point, decimals = stamp[17:19], stamp[19:20], stamp[20:]
+    is_plain = seconds.isdigit() and decimals.isdigit() and stamp.isascii() and point == "."
+    if not is_plain or len(decimals) > 12 or seconds > "59":
+        return -1
+    return int(seconds) * PS + int(decimals.ljust(12, "0"))
+
+
 class Clock:
     """The stamps of one file as instants: all of one kind, never back in time."""
 
-    __slots__ = ("_base_ps", "_field", "_kind", "_last_line", "_last_ps", "_last_stamp")
+    __slots__ = (
+        "_base_ps",
+        "_field",
+        "_kind",
+        "_last_line",
+        "_last_ps",
+        "_last_stamp",
+        "_minute",
+        "_minute_ps",
+    )
 
     def __init__(self, field: str) -> None:
         self._field = field
@@ -130,11 +151,20 @@ class Clock:
         self._last_ps = 0
         self._last_line = 0
         self._last_stamp: Any = None
+        self._minute = ""  # of the last stamp without a zone, up to its seconds
+        self._minute_ps = 0
 
     def date(self, line: int, stamp: str) -> int:
         """Picoseconds after the first row, of a date with time."""
+        if stamp[:17] == self._minute:
+            # Most rows are of the minute of the one before them.
+            after_ps = _in_minute(stamp)
+            if after_ps >= 0:
+                return self._take(line, stamp, self._minute_ps + after_ps, NO_ZONE)
         now_ps, zoned = instant_ps(self._field, stamp)
-        return self._take(line, stamp, now_ps, "has a time zone" if zoned else "has no time zone")
+        if not zoned:
+            self._minute, self._minute_ps = stamp[:17], now_ps - now_ps % (60 * PS)
+        return self._take(line, stamp, now_ps, "has a time zone" if zoned else NO_ZONE)
 
     def number(self, line: int, stamp: str | int | Decimal, unit_ps: int) -> int:
         """Picoseconds of a number: from the clock's own zero, or after the first row if it is an epoch."""
