@@ -5,9 +5,13 @@ Both kinds lie in one queue; SimPy's own `step` and its processes take an entry 
 
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from twin.clock import NEVER_PS
+
+# Under names that nobody changes, which compiled code need not look up.
+PUSH: Final = heappush
+POP: Final = heappop
 
 if TYPE_CHECKING:
     from mypy_extensions import i64  # an int; compiled, one of 64 bits
@@ -43,7 +47,7 @@ class Agenda:
     def put(self, entry: Entry, priority: int, delay_ps: int) -> None:
         """It happens `delay_ps` from now. At one instant, smaller priorities come first, then what was put first."""
         due_ps: int = self._env._now + delay_ps
-        heappush(self._queue, (due_ps, priority, next(self._numbers), entry))
+        PUSH(self._queue, (due_ps, priority, next(self._numbers), entry))
 
     def next_ps(self) -> "i64":
         """When the next thing happens; NEVER_PS if nothing will."""
@@ -56,7 +60,7 @@ class Agenda:
         if not isinstance(entry, Entry):
             self._env.step()
             return
-        self._env._now = heappop(queue)[0]
+        self._env._now = POP(queue)[0]
         callbacks, entry.callbacks = entry.callbacks, None
         for act in callbacks or ():
             act(entry)

@@ -2,7 +2,15 @@
 
 from dataclasses import fields
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mypy_extensions import mypyc_attr as mypyc_attr
+else:
+
+    def mypyc_attr(**attributes):
+        """For whoever compiles: `acyclic` = an object never reaches itself, so that no collector need look at it."""
+        return lambda cls: cls
 
 
 def is_compiled() -> bool:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import simpy
 from simpy.core import EmptySchedule
@@ -54,19 +54,19 @@ __all__ = ["NoProgressError", "Progress", "Result", "load_scenario", "simulate"]
 Progress = Callable[[int, int | None, int], None]
 """(requests that have ended, requests expected in all or None, simulated picoseconds), called now and then."""
 
-EVENTS_PER_LOOK = 128
+EVENTS_PER_LOOK: Final = 128
 """Events between two looks at progress."""
 
 OBJECTS_PER_COLLECTION = 100_000
 """More objects than before, of those that may refer to each other, after which garbage is looked for."""
 
-BLOCK = 4096
+BLOCK: Final = 4096
 """Records that are counted together, and then dropped, where they are not kept."""
 
-LONGEST_PS = 100 * 86_400 * PS
+LONGEST_PS: Final = 100 * 86_400 * PS
 """The longest time that is simulated. Instants are kept in 64 bits, which hold 106.75 days of picoseconds."""
 
-PATIENCE_EVENTS = 1_000_000
+PATIENCE_EVENTS: Final = 1_000_000
 """Events a replica may need before a request of the longest context ends, on top of one step a token."""
 
 

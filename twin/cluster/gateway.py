@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
-from typing import Protocol
+from typing import Final, Protocol
 
 from twin.clock import NEVER_PS
 from twin.cluster.admission import Admission, AdmissionSpec
@@ -16,7 +16,7 @@ from twin.cluster.waiting import GatewayWaits, WaitMeter
 from twin.metrics.records import RequestRecord
 from twin.workload.request import Request
 
-NO_FAULT = ("client_disconnect",)
+NO_FAULT: Final = ("client_disconnect",)
 """Reasons of aborted requests that say nothing of the replica."""
 
 

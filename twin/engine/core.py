@@ -9,17 +9,19 @@ there is one; without one the core does what an unmodified vLLM server does.
 """
 
 from collections.abc import Callable, Hashable, Sequence, Set
-from typing import Any
+from typing import Any, Final
 
+from twin.compiled import mypyc_attr
 from twin.engine.blocks import BlockKeys, BlockPool
 from twin.engine.config import EngineConfig
 from twin.engine.queues import FcfsQueue, PolicyQueue, PriorityQueue, WaitingQueue
 from twin.engine.request import EngineRequest, Status
 from twin.scheduling import Job, Policy
 
-NOBODY: Set[EngineRequest] = frozenset()
+NOBODY: Final[Set[EngineRequest]] = frozenset()
 
 
+@mypyc_attr(acyclic=True)
 class Step:
     """One planned step: who computes how many tokens, in order, and what the step's duration depends on."""
 
@@ -70,6 +72,7 @@ class Step:
         """Requests that get a token from this step."""
 
 
+@mypyc_attr(acyclic=True)
 class Output:
     """What a step gave to one request."""
 

@@ -4,6 +4,7 @@ from math import sqrt
 from typing import TYPE_CHECKING, Final
 
 from twin.clock import times
+from twin.compiled import mypyc_attr
 from twin.metrics.token_times import Timeline
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ EARLY_PS: Final = 1 << 62
 """Half of what fits into 64 bits, 53 days."""
 
 
+@mypyc_attr(acyclic=True)
 class Piece:
     """Steps `before` + 1 to `last` of a jump, each taking `growth` longer than the one before it."""
 
@@ -74,6 +76,7 @@ class Piece:
         return n * i + stride * pairs, grown
 
 
+@mypyc_attr(acyclic=True)
 class Jump:
     """Steps one after another from an instant on. Step k, from 1 on, is over at `end(k)`; the first begins at
     `end(0)`.

@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +12,10 @@ from twin.metrics.percentiles import Durations, Part, Parts
 from twin.metrics.records import OUTCOMES
 from twin.metrics.token_times import Timeline
 
-NONE = -1
+NONE: Final = -1
 """Stands in a column for None; in a column of durations, for a request that has none."""
 
-EXPLICIT = -1
+EXPLICIT: Final = -1
 """Stands for a timeline where gaps are listed one by one."""
 
 Numbers: TypeAlias = npt.NDArray[np.int64]

@@ -7,7 +7,7 @@ depend on whether equal steps are counted one by one or together.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from twin.clock import quotient, times
 from twin.compiled import remade
@@ -16,7 +16,7 @@ LIMITS = ("slots", "tokens", "kv", "policy", "compute")
 """What kept requests from going faster while a step ran: the first three kept a request out that could have run, or
 took its blocks; `policy` held everything that waits; with `compute` nobody waited."""
 
-QUEUEING = frozenset(LIMITS[:3])
+QUEUEING: Final = frozenset(LIMITS[:3])
 """Limits under which somebody waits who could run."""
 
 USES = ("useful", "recomputed", "padded", "wasted", "idle")

@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from struct import Struct
-from typing import overload
+from typing import Final, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +22,10 @@ FIELDS = (
 """Columns and their kinds, as `struct` names them. Names stand as numbers, NONE for None. Gaps are `itl_count` of
 those between the steps from number `itl_start` on of a timeline, or of a list of gaps."""
 
-ROW = Struct("".join(kind for _, kind in FIELDS))  # without gaps: the long ones come first
-ROW_TYPE = np.dtype([(name, f"={kind}") for name, kind in FIELDS])
+ROW: Final = Struct("".join(kind for _, kind in FIELDS))  # without gaps: the long ones come first
+ROW_TYPE: Final = np.dtype([(name, f"={kind}") for name, kind in FIELDS])
 
-_OUTCOMES = {outcome: number for number, outcome in enumerate(OUTCOMES)}
+_OUTCOMES: Final = {outcome: number for number, outcome in enumerate(OUTCOMES)}
 
 
 class _Texts:

@@ -4,6 +4,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from twin.compiled import mypyc_attr
+
 OUTCOMES = ("completed", "refused", "timed_out", "aborted", "unfinished")
 """The ways a request can end. They exclude each other and cover every request."""
 
@@ -11,6 +13,7 @@ LATENCIES = ("ttft", "tpot", "itl", "e2e", "queue", "prefill")
 """The durations of a request that have statistics, under the names that objectives use."""
 
 
+@mypyc_attr(acyclic=True)
 @dataclass(slots=True, init=False)
 class RequestRecord:
     """The life of one request. Instants are picoseconds from the start of the run, None where never reached."""

@@ -11,12 +11,12 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from mypy_extensions import i64  # an int; compiled, one of 64 bits
 
-WRITE = Struct("4q").pack_into
+WRITE: Final = Struct("4q").pack_into
 STRETCH_BYTES: Final = 32  # four numbers
 SPARE: Final = 512
 """Stretches that there is room for from the start, and again each time it is used up."""
 
-STRETCHES = 1 << 16
+STRETCHES: Final = 1 << 16
 """Stretches of steps that are written out together."""
 
 

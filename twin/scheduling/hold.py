@@ -5,12 +5,13 @@ waited long enough; the instant of the latter is stored when the oldest job chan
 """
 
 import math
+from typing import Final
 
 from twin.scheduling.config import TierConfig
 from twin.scheduling.entry import Entry
 from twin.scheduling.ready import SortedQueue
 
-RECENT = 16
+RECENT: Final = 16
 """Arrivals from which `adaptive: fill` takes the present rate."""
 
 

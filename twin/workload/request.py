@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
+from twin.compiled import mypyc_attr
 
+
+@mypyc_attr(acyclic=True)
 @dataclass(slots=True, init=False)
 class Request:
     """What a client asks for and when.
