@@ -207,3 +207,12 @@ def test_what_is_written_is_what_is_meant():
 def test_what_cannot_be_is_refused(prompt, keys, message):
     with pytest.raises(InputError, match=message):
         lengths(prompt, **keys)
+
+
+@given(low=st.integers(1, 10**6), width=st.integers(0, 10**6), seed=st.integers(0, 2**32))
+def test_a_uniform_length_is_what_randint_draws(low, width, seed):
+    """So that a seed gives the same requests under every version of Python."""
+    ours, theirs = Random(seed), Random(seed)
+    draw = Uniform(low, low + width).drawn(ours)
+    for _ in range(20):
+        assert draw() == theirs.randint(low, low + width)

@@ -76,6 +76,8 @@ class RoundRobin:
 
 def least_connections(request: Request, loads: Sequence[Load]) -> int:
     """The replica with the fewest requests in flight, the first of them if several have as few."""
+    if len(loads) == 1:
+        return 0
     best, fewest = 0, loads[0].num_inflight
     for position, load in enumerate(loads):
         if load.num_inflight < fewest:

@@ -47,10 +47,11 @@ class Hold:
 
     def add(self, entry: Entry, now: float, pressure: float) -> None:
         """Hold `entry`; `pressure` (0..1) is how much the first tier queues."""
-        self._queues[self.group_of(entry)].add(_age(entry), entry)
+        age = _age(entry)
+        self._queues[self.group_of(entry)].add(age, entry)
         self._count += 1
         self._tokens += entry.size
-        if self._oldest is None or _age(entry) < _age(self._oldest):
+        if self._oldest is None or age < _age(self._oldest):
             self._set_oldest(entry)
         assert self._oldest is not None
         if self._config.adaptive == "pressure":

@@ -7,7 +7,6 @@ made to go together (a Gaussian copula). Lengths are whole and at least 1.
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from math import erf, exp, log, sqrt
 from random import Random
 from statistics import NormalDist
@@ -62,7 +61,17 @@ class Uniform:
 
     def drawn(self, rng: Random) -> Draw:
         """A function that gives the next length."""
-        return partial(rng.randint, self.low, self.high)
+        low, count, draw = self.low, self.high - self.low + 1, rng.getrandbits
+        bits = count.bit_length()
+
+        def length() -> int:
+            # What Random.randint draws, without the calls inside it.
+            found = draw(bits)
+            while found >= count:
+                found = draw(bits)
+            return low + found
+
+        return length
 
 
 @dataclass(frozen=True, slots=True)
