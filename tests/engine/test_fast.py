@@ -4,7 +4,7 @@ from bisect import bisect_left
 from itertools import accumulate, pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.engine.whole import KINDS, STOCK, difference
@@ -17,6 +17,7 @@ from twin.metrics.token_times import Timeline
 
 @settings(max_examples=300, deadline=None)
 @given(seed=st.integers(0, 10**6), kind=st.sampled_from(KINDS))
+@example(seed=912448, kind="slo")  # cut before a boundary for which a request was submitted and promoted already
 def test_same_bytes(seed, kind):
     assert difference(seed, kind) is None
 

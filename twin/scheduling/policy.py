@@ -143,11 +143,12 @@ class Policy:
             self._note(entry, now, "set aside", "a result from before its preemption is in flight")
 
     def take_back(self, job: Job) -> None:
-        """The host takes a submit back that it made in advance; nothing has been decided about the job."""
+        """The host takes a submit back that it made in advance; nothing but its age has told on the job."""
         entry = self._entries.pop(job.rid)
         self._unqueue(entry)
         statistics = self._statistics[entry.tier]
         statistics.submitted -= 1
+        statistics.promotions -= entry.promotions
         statistics.present[entry.state] -= 1
 
     def requeue(self, job: Job, now: float) -> None:
