@@ -11,6 +11,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,14 @@ import numpy as np
 
 from twin.errors import InputError
 from twin.step_time.fit import Step, StepFit, fit_steps, mape, profile_of
-from twin.step_time.profiles import FEW_TOKENS, Profile, Provenance
+from twin.step_time.profiles import FEW_TOKENS, MAX_FALL_OF_FEW, Profile, Provenance
 
-KNOTS = (*range(1, FEW_TOKENS), *(m << k for k in range(2, 15) for m in (2, 3)))
-"""Token counts at which the dense work of a step may bend: 1 to 7, then powers of two and halfway between them."""
+KNOTS = (1, 16, 64, 256, 1024, 4096, 16384)
+"""Token counts at which the dense work of a step may bend, as far as the measured ones reach."""
+
+FINE_KNOTS = (*range(1, FEW_TOKENS), *(m << k for k in range(2, 15) for m in (2, 3)))
+"""The same where steps of all sizes were measured, of one and of several prompts: 1 to 7, then powers of two and
+halfway between them."""
 
 NEAR = 1.2
 """Measured counts up to this factor off a knot speak for it."""
@@ -124,8 +129,12 @@ def calibrate(
     frontend_s: float = 0.0,
     longest_context: int = 0,
     match_total: bool = False,
+    fine: bool = False,
 ) -> Calibration:
     """Fit. With `match_total` the time of all steps together comes out exactly, disturbances included.
+
+    With `fine` dense work bends at FINE_KNOTS as far as steps speak for them, else at KNOTS: where each step has one
+    prompt at most, a table that fine and a term of its square can stand for one another.
 
     Raises InputError with too few steps of different content.
     """
@@ -136,13 +145,20 @@ def calibrate(
     rest = [replace(t.step, seconds=max(t.step.seconds - _line(host, t.step), 1e-9)) for t in steps]
     decodes = max(t.step.decodes for t in steps)
     decode_knots = [n for n in (0, 4, 16, 64) if n < decodes / 1.5]
-    fit = fit_steps(
-        rest,
-        [*_knots([t.step for t in steps]), most],
-        [*decode_knots, decodes],
-        may_fall_to=FEW_TOKENS,
-        match_total=match_total,
-    )
+    knots = _knots([t.step for t in steps]) if fine else [n for n in KNOTS if n < most / 1.5] or [1]
+
+    def fitted(may_fall_to: int) -> StepFit:
+        return fit_steps(
+            rest,
+            [*knots, most],
+            [*decode_knots, decodes],
+            may_fall_to=may_fall_to,
+            match_total=match_total,
+        )
+
+    fit = fitted(FEW_TOKENS if fine else 0)
+    if any(after < MAX_FALL_OF_FEW * before for (_, before), (_, after) in pairwise(fit.dense)):
+        fit = fitted(0)  # such a fall is noise, which no profile may have
     found = Calibration(fit, host, len(steps), noise, {}, frontend_s, {})
     errors = error_of(found, [t.step for t in steps])
     largest = {
@@ -154,16 +170,21 @@ def calibrate(
 
 
 def _knots(steps: Sequence[Step]) -> list[int]:
-    """Of KNOTS those near which at least three steps were measured, with four steps of different content for each."""
+    """Of FINE_KNOTS those for which at least three steps speak, with four steps of different content for each.
+
+    Few tokens are spoken for by no other count.
+    """
     counts = sorted(step.tokens for step in steps)
-    found = [n for n in KNOTS if n < counts[-1] / 1.5 and _near(n, counts) >= 3]
+    found = [n for n in FINE_KNOTS if n < counts[-1] / 1.5 and _speak_for(n, counts) >= 3]
     contents = len({(s.tokens, s.decodes, s.context, s.pairs) for s in steps})
     while len(found) > max(1, contents // 4):
         found = found[::2]
     return found or [1]
 
 
-def _near(knot: int, counts: Sequence[int]) -> int:
+def _speak_for(knot: int, counts: Sequence[int]) -> int:
+    if knot <= FEW_TOKENS:
+        return counts.count(knot)
     return sum(knot / NEAR < count < knot * NEAR for count in counts)
 
 

@@ -1,6 +1,7 @@
 """`twin-real calibrate`: the steps of an engine become a step-time profile."""
 
 import json
+import math
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -18,8 +19,9 @@ from real.preflight import check_model, check_vllm
 from real.server import say_to_stderr
 from real.tiny import NAME, VOCABULARY
 from twin.errors import InputError
+from twin.interrupt import stop_on_ctrl_c
 from twin.scenario import Scenario, load_scenario
-from twin.terminal import errors, write
+from twin.terminal import complain, errors, write
 
 
 def calibrate(
@@ -86,6 +88,15 @@ def calibrate(
 
         if out.suffix != ".json" or not out.parent.is_dir():
             raise InputError(f"--out {out}: must be a .json file in a folder that is there")
+        for option, value in (("--late", late), ("--minutes", minutes)):
+            if not 0 <= value < math.inf:
+                raise InputError(f"{option} {value:g}: must be a number from 0 on, and finite")
+        if tiny and small:
+            raise InputError("--tiny and --small: two built-in models; leave one out")
+        if (tiny or small) and model is not None and url is None:
+            raise InputError(
+                f"--model {model}: --tiny and --small bring their own model; leave one out"
+            )
         loaded = load_scenario(scenario, overrides or [])
         headers = headers_of(header)
         if url is not None:
@@ -96,7 +107,10 @@ def calibrate(
         serving = Serving(
             python, model or loaded.model.name, NAME if tiny or small else loaded.model.name
         )
-        with prepared(loaded, serving, tiny or small, small) as (served, serving):
+        with (
+            stop_on_ctrl_c(at_once=True),
+            prepared(loaded, serving, tiny or small, small) as (served, serving),
+        ):
             if url is None:
                 found, facts = _in_process(served, serving, repeats)
             else:
@@ -104,12 +118,15 @@ def calibrate(
             made = _profile(
                 served, serving, found, facts["source"], gpu or ("cpu" if serving.dummy else None)
             )
+        # What was measured is told even if it cannot be written any more.
+        write(_told(found, facts))
         for path, content in ((out, made.to_dict()), (beside, {**found.to_dict(), **facts})):
             try:
                 path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
             except OSError as error:
                 raise InputError(f"--out {path}: {error.strerror}") from None
-        write(_told(found, facts) + f"profile: {out}\n")
+        write(f"profile: {out}\n")
+        _warn(found, facts)
 
 
 def _check_writable(*paths: Path) -> None:
@@ -147,7 +164,7 @@ def _in_process(served: Scenario, serving: Serving, repeats: int) -> tuple[Any, 
             )
         )  # fmt: skip
     steps, noise = steps_of(row for row in rows if row["workload"] in designed)
-    found = calibrate(steps, noise=noise, longest_context=limits.max_model_len)
+    found = calibrate(steps, noise=noise, longest_context=limits.max_model_len, fine=True)
     facts: dict[str, Any] = {"source": f"{len(steps)} steps of the in-process engine", "tests": {}}
     for kind in tests:
         own, own_noise = steps_of(row for row in rows if row["workload"] == kind)
@@ -229,9 +246,29 @@ def _profile(served: Scenario, serving: Serving, found: Any, source: str, gpu: s
     )
 
 
+POOR = 0.15
+"""Error of a step, as a share, from which on a fit says little; a third of it is that for all steps together."""
+
+
+def _warn(found: Any, facts: dict[str, Any]) -> None:
+    """Say what makes the profile a poor one."""
+    poor = [("fit", found.mape["all"], 0.0)]
+    poor += [
+        (f"unseen workload {kind}", test["mape"], test["total_error"])
+        for kind, test in facts["tests"].items()
+    ]
+    names = [name for name, step, whole in poor if step > POOR or abs(whole) > POOR / 3]
+    if names:
+        complain(
+            f"warning: {', '.join(names)}: a step is off by more than {POOR:.0%}, or all together by more than "
+            f"{POOR / 3:.0%}; measure again on a quieter machine, or with more --repeats (--minutes with --url)"
+        )
+
+
 def _told(found: Any, facts: dict[str, Any]) -> str:
+    noise = f"{100 * found.noise:.1f} %" if found.noise else "unknown, as nothing was repeated"
     lines = [
-        f"{facts['source']}, noise of one measurement {100 * found.noise:.1f} %",
+        f"{facts['source']}, noise of one measurement {noise}",
         "fit: "
         + ", ".join(f"{name} {100 * value:.1f} %" for name, value in found.mape.items())
         + " mean absolute error of a step",

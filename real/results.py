@@ -22,6 +22,10 @@ LONGEST_S = 100 * 86_400.0
 """No run is longer; instants are kept in 64 bits of picoseconds."""
 MOST_TOKENS = 10_000_000
 """No prompt or reply is longer."""
+ROUNDING_S = 0.001
+"""An end may be stated this much before what it follows."""
+EMPTY_PIECES = 2
+"""Pieces of a chat without a token: its role at the beginning and why it stopped at the end."""
 
 
 class ToolRun(NamedTuple):
@@ -116,27 +120,67 @@ def _recognised(path: Path, text: str) -> tuple[str, list[Rows]]:
 
 
 def _vllm(result: Mapping[str, Any]) -> Rows:
-    count = len(result["input_lens"])
-    errors = result.get("errors") or [""] * count
-    queued = result.get("queue_times") or [0.0] * count
-    latencies = result.get("latencies") or [None] * count
-    for i in range(count):
+    lists = _lists_of(result)
+    # The first piece of a chat is its role, which `ttfts` and `itls` count like a token.
+    is_chat = str(result.get("backend") or result.get("endpoint_type") or "").endswith("-chat")
+    for i in range(len(lists["input_lens"])):
         place = f"request {i}"
-        sent = _number(result["start_times"][i], f"{place}: start_times")
-        wait_s = _span(queued[i] or 0.0, f"{place}: queue_times")
-        gaps = [_span(gap, f"{place}: itls") for gap in result["itls"][i]]
-        tokens = _count(result["output_lens"][i], f"{place}: output_lens")
-        error = _text(errors[i])
+        sent = _number(lists["start_times"][i], f"{place}: start_times")
+        wait_s = _span(lists["queue_times"][i] or 0.0, f"{place}: queue_times")
+        pieces = lists["itls"][i]
+        if not isinstance(pieces, list):
+            raise _Odd(f"{place}: itls: {pieces!r:.60}: must be a list of seconds, [] for none")
+        gaps = [_span(gap, f"{place}: itls") for gap in pieces]
+        tokens = _count(lists["output_lens"][i], f"{place}: output_lens")
+        error = _text(lists["errors"][i])
         is_done = not error and tokens > 0
-        ttft = _span(result["ttfts"][i], f"{place}: ttfts") if is_done else None
-        latency = latencies[i]
-        if latency is None:
-            latency = (ttft or 0.0) + sum(gaps)
+        ttft = _span(lists["ttfts"][i], f"{place}: ttfts") if is_done else None
+        streamed_s = (ttft or 0.0) + sum(gaps)
+        latency = lists["latencies"][i]
+        latency = streamed_s if latency is None else _span(latency, f"{place}: latencies")
+        if ttft is not None:
+            _follows(latency, ttft, f"{place}: latencies", "ttfts")
+            _follows(latency, streamed_s, f"{place}: latencies", "ttfts and all itls")
+            gaps = _gaps_of(gaps, tokens, EMPTY_PIECES if is_chat else 0, place)
         yield _measured(
-            i, sent - wait_s, sent, ttft, _evened(gaps, tokens), _span(latency, f"{place}: latencies"),
-            _count(result["input_lens"][i], f"{place}: input_lens"), tokens,
+            i, sent - wait_s, sent, ttft, gaps, latency,
+            _count(lists["input_lens"][i], f"{place}: input_lens"), tokens,
             "" if is_done else error or "no tokens",
         )  # fmt: skip
+
+
+def _lists_of(result: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """The lists of `vllm bench serve`, all with a value for each request."""
+    lists: dict[str, list[Any]] = {}
+    for key in ("input_lens", "output_lens", "start_times", "ttfts", "itls"):
+        lists[key] = result[key]
+    count = len(lists["input_lens"]) if isinstance(lists["input_lens"], list) else 0
+    for key, absent in (("errors", ""), ("queue_times", 0.0), ("latencies", None)):
+        lists[key] = result.get(key) or [absent] * count
+    for key, values in lists.items():
+        if not isinstance(values, list):
+            raise _Odd(f"{key}: {values!r:.60}: must be a list with a value for each request")
+        if len(values) != count:
+            raise _Odd(
+                f"request {min(count, len(values))}: {key}: there are {len(values):,} values, but {count:,} of "
+                "input_lens; give a file with one of each for each request, as the tool wrote it"
+            )
+    return lists
+
+
+def _gaps_of(gaps: Sequence[float], tokens: int, most_empty: int, place: str) -> list[float]:
+    """A gap for each token but the first: what came in one piece came at once."""
+    wanted = tokens - 1
+    surplus = len(gaps) - wanted
+    if surplus > most_empty:
+        allowed = f" and {most_empty} of pieces without a token" if most_empty else ""
+        raise _Odd(
+            f"{place}: itls: there are {len(gaps):,} gaps, but output_lens is {tokens:,}: at most {wanted:,} between "
+            f"its tokens{allowed}; give a file whose output_lens counts every token that came"
+        )
+    if surplus > 0:
+        return [sum(gaps[:2]), *gaps[2:]][:wanted]
+    return [*gaps, *[0.0] * -surplus]
 
 
 def _guidellm(benchmark: Mapping[str, Any]) -> Rows:
@@ -158,16 +202,21 @@ def _guidellm(benchmark: Mapping[str, Any]) -> Rows:
             prompt = _tokens_of(row["input_metrics"], f"{place}: input_metrics")
             output = _tokens_of(row["output_metrics"], f"{place}: output_metrics")
             gaps: list[float] = []
-            if first is not None and last is not None and output > 1:
+            if first is not None and last is not None:
                 span_s = _span(last - first, f"{place}: from the first token to the last")
-                gaps = [span_s / (output - 1)] * (output - 1)
+                if output > 1:
+                    gaps = [span_s / (output - 1)] * (output - 1)
             error = "" if state == "successful" else _text(row["info"].get("error")) or state
             ttft = None
             if first is not None:
                 ttft = _span(first - sent, f"{place}: from the start to the first token")
+            latency = _span(end - sent, f"{place}: from the start to the end")
+            ended = "resolve_end" if times.get("request_end") is None else "request_end"
+            for token, what in ((first, "first"), (last, "last")):
+                if token is not None:
+                    _follows(latency, token - sent, f"{place}: {ended}", f"{what}_token_iteration")
             yield _measured(
-                index - 1, sent if due is None else min(due, sent), sent, ttft, gaps,
-                _span(end - sent, f"{place}: from the start to the end"), prompt, output, error,
+                index - 1, sent if due is None else min(due, sent), sent, ttft, gaps, latency, prompt, output, error,
             )  # fmt: skip
 
 
@@ -201,30 +250,54 @@ def _aiperf(path: Path, text: str) -> Rows:
         due = about.get("credit_issued_ns")
         due = sent if due is None else min(_number(due, f"{place}: credit_issued_ns"), sent)
         prompt, output = (
-            _count(_metric(metrics, f"{which}_sequence_length", place) or 0, f"{place}: {which}")
+            _count(
+                _metric(metrics, f"{which}_sequence_length", _COUNTED, place) or 0,
+                f"{place}: {which}",
+            )
             for which in ("input", "output")
         )
-        ttft = _metric(metrics, "time_to_first_token", place)
-        itl = _metric(metrics, "inter_token_latency", place)
+        ttft = _metric(metrics, "time_to_first_token", _UNITS, place)
+        itl = _metric(metrics, "inter_token_latency", _UNITS, place)
         gaps = [itl] * (output - 1) if itl is not None and output > 1 else []
+        latency = _span((end - sent) / 1e9, f"{place}: from request_start_ns to request_end_ns")
+        stated = _metric(metrics, "request_latency", _UNITS, place)
+        if ttft is not None:
+            for end_s, what in ((latency, "request_end_ns"), (stated, "request_latency")):
+                if end_s is not None:
+                    _follows(end_s, ttft, f"{place}: {what}", "time_to_first_token")
+                    _follows(end_s, ttft + sum(gaps), f"{place}: {what}", "the last token")
         problem = row.get("error") or ("cancelled" if about.get("was_cancelled") else None)
         if isinstance(problem, dict):
             problem = problem.get("message") or problem
         yield _measured(
-            number - 1, due / 1e9, sent / 1e9, ttft, gaps,
-            _span((end - sent) / 1e9, f"{place}: from request_start_ns to request_end_ns"),
+            number - 1, due / 1e9, sent / 1e9, ttft, gaps, latency,
             prompt, output, _text(problem), session=_text(about.get("conversation_id")) or None,
         )  # fmt: skip
 
 
 _UNITS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "us": 1e-6, "ns": 1e-9}
+_COUNTED = {"tokens": 1.0}
 
 
-def _metric(metrics: Mapping[str, Any], name: str, place: str) -> float | None:
+def _metric(
+    metrics: Mapping[str, Any], name: str, units: Mapping[str, float], place: str
+) -> float | None:
     found = metrics.get(name)
     if found is None:
         return None
-    return _span(found["value"], f"{place}: {name}") * _UNITS.get(found.get("unit", ""), 1.0)
+    unit = found.get("unit")
+    if not isinstance(unit, str) or unit not in units:
+        raise _Odd(f"{place}: {name}: unit: {unit!r:.60}: must be one of {', '.join(units)}")
+    return _span(found["value"], f"{place}: {name}") * units[unit]
+
+
+def _follows(end_s: float, before_s: float, place: str, what: str) -> None:
+    """Refuse an end that is before what it follows, both in seconds after the request was sent."""
+    if end_s < before_s - ROUNDING_S:
+        raise _Odd(
+            f"{place}: {end_s:.6g} s after the request was sent: must not be before {what}, {before_s:.6g} s after "
+            "it; are both of one clock and unit?"
+        )
 
 
 def _number(value: Any, place: str) -> float:
@@ -250,12 +323,6 @@ def _count(value: Any, place: str) -> int:
 def _text(value: Any) -> str:
     """What a tool says of a failure, whatever form it has."""
     return value if isinstance(value, str) else "" if value is None else json.dumps(value)
-
-
-def _evened(gaps: Sequence[float], tokens: int) -> list[float]:
-    """A gap for each token but the first: what came in one piece came at once."""
-    missing = tokens - 1 - len(gaps)
-    return [*gaps, *[0.0] * missing] if missing > 0 else list(gaps[: max(0, tokens - 1)])
 
 
 def _measured(

@@ -48,11 +48,19 @@ def sweep(limits: Limits, seed: int = 0) -> list[list[Ask]]:
 
     Raises ValueError where hardly anything fits.
     """
+    least = min(BETWEEN)
+    if limits.max_num_batched_tokens < least:
+        raise ValueError(
+            f"max_num_batched_tokens {limits.max_num_batched_tokens}: prompts of {least} tokens and more are measured; "
+            f"set it to {least} at least, or measure the server itself with --url"
+        )
     found = list(_workloads(limits))
     if len(found) < 8:
         raise ValueError(
-            f"only {len(found)} workloads fit into max_model_len {limits.max_model_len} and {limits.kv_tokens} tokens "
-            "of KV; at least 8 are needed"
+            f"only {len(found)} workloads fit into max_num_seqs {limits.max_num_seqs}, max_num_batched_tokens "
+            f"{limits.max_num_batched_tokens}, max_model_len {limits.max_model_len} and {limits.kv_tokens} tokens of "
+            "KV, and at least 8 are needed; raise the first three, max_num_seqs to 4 at least, or measure the server "
+            "itself with --url"
         )
     random.Random(seed).shuffle(found)
     return found

@@ -210,3 +210,47 @@ def test_ctrl_c_while_it_advises_keeps_the_run_and_what_was_found(tmp_path):
     assert summary["advice"]["interrupted"] is True
     assert summary["interrupted"] is False
     assert summary["totals"]["completed"] == 4000
+
+
+def workers_of(pid):
+    """Process ids of what a process has started to run things in."""
+    threads = Path(f"/proc/{pid}/task").glob("*/children")
+    children = [child for thread in threads for child in thread.read_text().split()]
+    return [int(c) for c in children if b"spawn_main" in Path(f"/proc/{c}/cmdline").read_bytes()]
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="no /proc")
+@pytest.mark.parametrize("whom", ["worker", "parent"])
+def test_a_process_that_is_killed_while_it_advises(tmp_path, whom):
+    """A worker: what was run is told. The parent: nobody stays behind."""
+    path = tmp_path / "busy.yaml"
+    path.write_text(yaml.safe_dump(BUSY), encoding="utf-8")
+    command = [sys.executable, "-m", "twin", "run", path, "--advise", "--jobs", "2", "--json"]
+    process = subprocess.Popen(
+        [*command, "--set", "traffic.0.requests=30000"], cwd=ROOT, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    workers = []
+    end = time.monotonic() + 60
+    while len(workers) < 2 and time.monotonic() < end:
+        time.sleep(0.1)
+        workers = workers_of(process.pid)
+    time.sleep(1)
+    os.kill(workers[0] if whom == "worker" else process.pid, signal.SIGKILL)
+    text, errors = process.communicate(timeout=60)
+    if whom == "worker":
+        assert process.returncode == 2
+        assert "Traceback" not in errors
+        assert "a worker process was ended from outside" in errors
+        assert json.loads(text)["advice"]["ended_by"].startswith("A worker process")
+    end = time.monotonic() + 20
+    while any(map(is_alive, workers)) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not any(map(is_alive, workers))

@@ -165,7 +165,7 @@ def test_the_sweep_has_steps_of_every_kind_that_fit():
 
 
 def test_an_engine_without_room_is_refused():
-    with pytest.raises(ValueError, match="only 0 workloads fit into max_model_len 20"):
+    with pytest.raises(ValueError, match=r"only 0 workloads fit into .* max_model_len 20"):
         sweep(Limits(8, 512, 20, 64, 32))
 
 
@@ -302,3 +302,38 @@ def test_the_command_refuses_what_makes_no_sense(options, words):
     run = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 2
     assert words in run.stderr
+
+
+def test_few_tokens_bend_only_where_they_were_measured():
+    """Six and eight tokens say nothing of seven; a profile is always one that the twin reads."""
+    steps = [
+        Timed(Step(n, n, 100 * n * k, 0, 1e-3 * (5 - n / 8) + 1e-7 * k, n), 0.0)
+        for n in (1, 2, 3, 4, 5, 6, 8)
+        for k in range(1, 12)
+    ]
+    found = calibrate(steps, fine=True)
+    assert [n for n, _ in found.fit.dense] == [1, 2, 3, 4, 5, 8]
+    made = profile(found, ABOUT, 64, 16, 256)
+    parse_profile(made.to_dict(), "made")
+
+
+def test_a_fall_that_no_profile_may_have_is_noise():
+    steps = [
+        Timed(Step(n, n, 100 * n * k, 0, s, n), 0.0)
+        for n, s in ((1, 9e-3), (2, 1e-3), (3, 9e-3), (4, 9e-3), (12, 9e-3))
+        for k in range(1, 12)
+    ]
+    made = profile(calibrate(steps, fine=True), ABOUT, 64, 16, 256)
+    parse_profile(made.to_dict(), "made")
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        (Limits(2, 2, 2048, 20_000, 32), "max_num_batched_tokens 2"),
+        (Limits(1, 1024, 2048, 20_000, 32), "max_num_seqs 1"),
+    ],
+)
+def test_what_keeps_an_engine_from_being_measured_is_named(limits, words):
+    with pytest.raises(ValueError, match=words):
+        sweep(limits)

@@ -135,7 +135,7 @@ def test_aiperf(tmp_path, rows):
     [
         ({"a": 1}, "is no result of vllm bench serve, guidellm"),
         ({k: v for k, v in VLLM.items() if k != "itls"}, "without itls; run it with --save-detailed"),
-        (VLLM | {"ttfts": [0.1]}, "looks like a result of vllm bench serve, but has another form"),
+        (VLLM | {"ttfts": [0.1]}, "request 1: ttfts: there are 1 values, but 3 of input_lens; give"),
         ({"benchmarks": []}, "there is no request in this result of guidellm"),
         ({"benchmarks": [{"args": 1}]}, "another form: KeyError 'requests'"),
         ([*AIPERF, {"metadata": {}}], "another form: KeyError"),
@@ -174,15 +174,31 @@ TIMINGS = "benchmarks.0.requests.successful.0.info.timings"
         (VLLM, "input_lens.0", "20", "request 0: input_lens: '20': must be a finite number"),
         (VLLM, "input_lens.0", 20.5, "request 0: input_lens: 20.5: must be a whole number"),
         (VLLM, "input_lens.0", True, "request 0: input_lens: True: must be a finite number"),
-        (VLLM, "itls.0", [1e9, 1], "request 0: reply: 1e+09 s; at most 8,640,000 s can be"),
+        (VLLM | {"latencies": []}, "itls.0", [1e9, 1], "request 0: reply: 1e+09 s; at most 8,640,000 s can be"),
         (VLLM, "latencies.2", -1, "request 2: latencies: -1: must be 0 or more"),
         (VLLM, "queue_times.1", -1, "request 1: queue_times: -1: must be 0 or more"),
+        (VLLM, "latencies.0", 0.05, "request 0: latencies: 0.05 s after the request was sent: must not be"),
+        (VLLM, "latencies.0", 0.7, "sent: must not be before ttfts and all itls, 0.8 s after it"),
+        (VLLM, "itls.1", [0.1, 0.01, 0.01], "request 1: itls: there are 3 gaps, but output_lens is 2: at most 1"),
+        (VLLM, "itls.0", None, "request 0: itls: None: must be a list of seconds"),
+        (VLLM, "itls.1", 5, "request 1: itls: 5: must be a list of seconds"),
+        (VLLM, "itls.1", [None], "request 1: itls: None: must be a finite number"),
+        (VLLM, "itls", [None], "request 1: itls: there are 1 values, but 3 of input_lens"),
+        (VLLM, "itls", 5, "r: itls: 5: must be a list with a value for each request"),
+        (VLLM, "input_lens", 5, "r: input_lens: 5: must be a list with a value for each request"),
+        (VLLM, "output_lens", [3, 2, 0, 1], "request 3: output_lens: there are 4 values, but 3 of input_lens"),
+        (VLLM, "start_times", [100.0], "request 1: start_times: there are 1 values, but 3 of input_lens"),
+        (VLLM, "errors", ["", ""], "request 2: errors: there are 2 values, but 3 of input_lens"),
+        (VLLM, "queue_times", [0.0], "request 1: queue_times: there are 1 values, but 3 of input_lens"),
+        (VLLM, "latencies", [0.8], "request 1: latencies: there are 1 values, but 3 of input_lens"),
         (GUIDELLM, "benchmarks.0.requests", [1], "another form: AttributeError"),
         (GUIDELLM, "benchmarks.0", 5, "another form: TypeError"),
         (GUIDELLM, f"{TIMINGS}.request_end", math.inf, "successful request 0: request_end: inf"),
         (GUIDELLM, f"{TIMINGS}.request_end", 9.0, "from the start to the end: -1.5"),
         (GUIDELLM, f"{TIMINGS}.first_token_iteration", 1.0, "to the first token: -9.5"),
         (GUIDELLM, f"{TIMINGS}.last_token_iteration", 10.9, "from the first token to the last: -0.1"),
+        (GUIDELLM, f"{TIMINGS}.request_end", 10.9, "request 0: request_end: 0.4 s after the request was sent: must"),
+        (GUIDELLM, f"{TIMINGS}.request_end", 11.2, "must not be before last_token_iteration, 0.9 s after"),
         (AIPERF, "0.metrics", [1], "another form: AttributeError"),
         (AIPERF, "0.metadata", 5, "is no result of"),
         (AIPERF, "1.metadata", 5, "another form: TypeError"),
@@ -190,12 +206,58 @@ TIMINGS = "benchmarks.0.requests.successful.0.info.timings"
         (AIPERF, "0.metrics.output_sequence_length.value", math.inf, "output_sequence_length: inf"),
         (AIPERF, "0.metrics.output_sequence_length.value", 1e12, "output: 1e+12: must be a whole"),
         (AIPERF, "0.metrics.time_to_first_token.value", -1.0, "time_to_first_token: -1"),
+        (AIPERF, "0.metadata.request_end_ns", 5_000_000_009, "line 1: request_end_ns: 9e-09 s after"),
+        (AIPERF, "0.metadata.request_end_ns", 5_400_000_000, "must not be before the last token, 0.5 s"),
+        (AIPERF, "0.metrics.request_latency", {"value": 9, "unit": "ns"}, "line 1: request_latency: 9e-09 s after"),
+        (AIPERF, "0.metrics.time_to_first_token.unit", "parsec", "unit: 'parsec': must be one of ms, s, sec, us, ns"),
+        (AIPERF, "0.metrics.inter_token_latency", {"value": 0.1}, "line 1: inter_token_latency: unit: None: must"),
+        (AIPERF, "0.metrics.inter_token_latency.unit", [], "line 1: inter_token_latency: unit: []: must be one of"),
+        (AIPERF, "0.metrics.input_sequence_length.unit", "ms", "unit: 'ms': must be one of tokens"),
     ],
 )  # fmt: skip
 def test_what_cannot_have_been_measured_is_refused(tmp_path, content, place, value, words):
     with pytest.raises(InputError) as refused:
         read_results(written(tmp_path / "r", changed(content, place, value)))
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "place", "value"),
+    [
+        (VLLM, "latencies.0", 0.7995),
+        (GUIDELLM, f"{TIMINGS}.request_end", 11.3995),
+        (AIPERF, "0.metadata.request_end_ns", 5_499_500_000),
+    ],
+)
+def test_an_end_may_be_rounded(tmp_path, content, place, value):
+    _, [run] = read_results(written(tmp_path / "r", changed(content, place, value)))
+    assert any(one.record.outcome == "completed" for one in run.measured)
+
+
+def test_a_piece_of_several_tokens_came_at_once(tmp_path):
+    _, [run] = read_results(written(tmp_path / "r", changed(VLLM, "itls.0", [0.3])))
+    assert list(run.measured[1].record.itl_ps) == [PS * 3 // 10, 0]
+
+
+def test_what_came_before_a_failure_may_not_add_up(tmp_path):
+    """vllm bench serve writes 0 tokens and latency 0 for a request that broke off."""
+    content = changed(changed(VLLM, "itls.2", [0.1, 0.1]), "latencies.2", 0.0)
+    _, [run] = read_results(written(tmp_path / "r", content))
+    assert (run.measured[2].record.outcome, run.measured[2].error) == ("aborted", "HTTP 500")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "gaps"),
+    [([0.0, 0.1, 0.2], [0.1, 0.2]), ([0.0, 0.1, 0.2, 0.0], [0.1, 0.2])],
+)
+def test_the_pieces_of_a_chat_without_a_token(tmp_path, pieces, gaps):
+    """The role has a piece of its own, and with some servers the reason to stop."""
+    chat = changed(VLLM, "itls.0", pieces) | {"backend": "openai-chat"}
+    _, [run] = read_results(written(tmp_path / "r", chat))
+    assert list(run.measured[1].record.itl_ps) == [round(gap * PS) for gap in gaps]
+    more = changed(chat, "itls.0", [0.0, *pieces, 0.0, 0.0])
+    with pytest.raises(InputError, match="and 2 of pieces without a token"):
+        read_results(written(tmp_path / "r", more))
 
 
 def test_a_line_that_was_cut_short_is_named(tmp_path):

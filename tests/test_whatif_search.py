@@ -572,3 +572,13 @@ def test_below_saturation_waiting_buys_nothing():
     with pytest.raises(InputError, match="has ONLINE, BATCH, OFFLINE"):
         explore_waits(scenario, ["NIGHT"])
     assert measure("ONLINE.goodput").unit == "requests/s"
+
+
+def test_a_search_that_is_broken_off_before_anything_was_tried_says_so(monkeypatch):
+    def broken_off(*_):
+        raise Interrupted
+
+    monkeypatch.setattr("twin.whatif.optimize.try_all", broken_off)
+    search = make_search(load_scenario(BUSY), VARY[:1], ["gpus"], seeds=1, trials=4)
+    with pytest.raises(Interrupted):
+        optimize(search)

@@ -21,7 +21,7 @@ from twin.whatif.asked import may_change_tiers
 from twin.whatif.axes import Range, grid, label_of, override, parse_axis, parse_vary
 from twin.whatif.figures import figures_of, measure
 from twin.whatif.page import render_page
-from twin.whatif.runs import Backend
+from twin.whatif.runs import NO_MEMORY, Backend
 from twin.whatif.store import FileJournal, basis_of, check_basis, write_table
 from twin.whatif.sweep import Point, Row, plan, sweep
 from twin.whatif.sweep_tables import render_sweep
@@ -490,3 +490,60 @@ print(sorted(run.number for run in run_all(tasks, Backend(2))))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == list(range(12))
     assert done.stderr == ""
+
+
+def test_a_run_without_memory_is_tried_again(small_plan, tmp_path):
+    """Lack of memory is the machine's, not the configuration's: it is told, and not kept."""
+    with FileJournal(tmp_path, small_plan) as journal:
+        journal.add(Row(0, None, NO_MEMORY))
+        journal.add(Row(1, None, "refused"))
+        assert set(journal.rows()) == {0, 1}
+    with FileJournal(tmp_path, small_plan) as journal:
+        assert set(journal.rows()) == {1}
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="no /proc")
+def test_a_worker_that_is_killed_leaves_a_table(scenario, tmp_path):
+    out = tmp_path / "out"
+    long = ["--set", "traffic.0.requests=3000", "--seeds", "2", "--jobs", "2"]
+    process = subprocess.Popen(
+        command(scenario, out, *long), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )  # fmt: skip
+    wait_for_rows(process, out / "runs.jsonl", 2)
+    threads = Path(f"/proc/{process.pid}/task").glob("*/children")
+    children = [child for thread in threads for child in thread.read_text().split()]
+    worker = next(c for c in children if b"LokyProcess" in Path(f"/proc/{c}/cmdline").read_bytes())
+    os.kill(int(worker), signal.SIGKILL)
+    text, errors = process.communicate(timeout=60)
+    assert process.returncode == 2, errors
+    assert "a worker process was ended from outside" in errors
+    assert "of 18 runs are kept; the same command goes on" in errors
+    assert "Traceback" not in errors
+    assert len(table(out)) >= 2
+    assert "has every run" in text
+
+
+def test_a_search_is_not_written_among_the_files_of_a_sweep(scenario, tmp_path, small_plan):
+    with FileJournal(tmp_path / "swept", small_plan):
+        pass
+    for folder, words in (("swept", "holds a sweep"), ("file", "is a file; name a folder")):
+        (tmp_path / "file").write_text("")
+        done = CliRunner().invoke(
+            app,
+            ["optimize", str(scenario), "--out", str(tmp_path / folder), "--vary", "engine.max_num_seqs=2,4"],
+        )  # fmt: skip
+        assert done.exit_code == 2
+        assert words in done.stderr
+
+
+def test_sigterm_is_heard_like_ctrl_c(scenario, tmp_path):
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        command(scenario, out, "--seeds", "2", "--jobs", "2"), cwd=ROOT, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    wait_for_rows(process, out / "runs.jsonl", 3)
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 or len(table(out)) == 18, errors
+    assert "the same command goes on" in errors or len(table(out)) == 18

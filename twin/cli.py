@@ -4,6 +4,7 @@ Exit status: 0 done, 1 an objective was missed (`--check`) or cannot be met (sea
 Results go to stdout, progress and complaints to stderr.
 """
 
+import signal
 import sys
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
@@ -25,7 +26,7 @@ from twin.cli_sweep import sweep
 from twin.cli_trace import app as trace_app
 from twin.cli_validate import validate
 from twin.compiled import is_compiled
-from twin.terminal import INTERRUPTED, errors, wants_color, write
+from twin.terminal import INTERRUPTED, complain, errors, wants_color, write
 
 app = typer.Typer(
     name="twin", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
@@ -103,4 +104,10 @@ def main() -> None:
     try:
         app(prog_name="twin")
     except KeyboardInterrupt:
+        complain("interrupted")
         sys.exit(INTERRUPTED)
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            # Who presses Ctrl-C once more while Python tidies up gets no second message, and the same status.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise

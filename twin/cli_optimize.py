@@ -85,6 +85,7 @@ def optimize(
         from twin.whatif.optimize import make_search
         from twin.whatif.optimize import optimize as search_for
         from twin.whatif.pareto import render_front, render_front_page
+        from twin.whatif.runs import Interrupted
 
         loaded = load_scenario(scenario, overrides or (), seed)
         axes = [parse_vary(text) for text in vary or ()]
@@ -97,7 +98,11 @@ def optimize(
             if update is not None:
                 bar = update
                 told = lambda n, of, best: bar(n, of, f"{n} of {of} tried; {best}")  # noqa: E731
-            found = search_for(search, url, backend(jobs, ray), told)
+            try:
+                found = search_for(search, url, backend(jobs, ray), told)
+            except Interrupted:
+                complain("interrupted: no configuration has been tried to its end yet")
+                raise typer.Exit(INTERRUPTED) from None
         store.write_page(out, "pareto.json", json.dumps(found, indent=1, allow_nan=False) + "\n")
         store.write_page(out, "pareto.html", render_front_page(search, found))
         store.write_trials(out, search, found)

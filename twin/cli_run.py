@@ -149,7 +149,7 @@ def run(
             write_folder(out, result, summary)
         if not as_json:
             write("\n".join([render(summary, color=wants_color()), *lives]))
-        interrupted = result.interrupted
+        interrupted, advice = result.interrupted, None
         if advise and not interrupted:
             advice = _advise(loaded, summary, jobs or os.cpu_count() or 1)
             interrupted = advice["interrupted"]
@@ -164,6 +164,16 @@ def run(
             for life in lives:
                 complain(life)
             write(to_json(summary))
+        if advice is not None and advice["interrupted"]:
+            from twin.report.advice import LOST_WORKER
+
+            ran = len(advice["runs"])
+            if advice["ended_by"] == LOST_WORKER:
+                raise InputError(
+                    f"--advise: a worker process was ended from outside, as systems do that run out of memory; fewer "
+                    f"--jobs need less. {ran} single changes were run before, and are told"
+                )
+            complain(f"interrupted: {ran} single changes were run, and are told")
         if interrupted:
             raise typer.Exit(INTERRUPTED)
         if check and objectives_missed(summary):

@@ -72,7 +72,7 @@ def sweep(
         check_figures([figure], [loaded], may_change_tiers(axes))
         basis = store.basis_of(loaded, axes)
         made = plan(loaded, axes, seeds, basis)
-        interrupted = False
+        interrupted, problem = False, ""
         with store.FileJournal(out, made) as journal:
             before = len(journal.rows())
             if before:
@@ -84,20 +84,27 @@ def sweep(
                     )
             except (Interrupted, KeyboardInterrupt):
                 interrupted = True
+            except InputError as error:
+                problem = str(error)
             rows = journal.rows()
-            if rows:
-                store.write_table(out, made, rows)
-                store.write_page(out, store.PAGE, render_page(made, rows, judged_by))
+            try:
+                if rows:
+                    store.write_table(out, made, rows)
+                    store.write_page(out, store.PAGE, render_page(made, rows, judged_by))
+            except InputError:
+                if not problem:
+                    raise
         if as_json:
             data = sweep_as_data(made, rows)
             write(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
         elif rows:
             write(render_sweep(made, rows, judged_by, color=wants_color()))
             write(f"{out / store.TABLE} has every run, {out / store.PAGE} the plots\n")
+        kept = f"{len(rows)} of {made.size} runs are kept; the same command goes on"
+        if problem:
+            raise InputError(f"{problem}; {kept}")
         if interrupted:
-            complain(
-                f"interrupted: {len(rows)} of {made.size} runs are kept; the same command goes on"
-            )
+            complain(f"interrupted: {kept}")
             raise typer.Exit(INTERRUPTED)
         store.check_basis(basis, loaded, axes)
         if rows and all(row.figures is None for row in rows.values()):
@@ -112,7 +119,7 @@ def _teller(left: int, update: Any) -> Any:
 
     def tell(done: int, total: int, remaining_s: float | None, speed: float) -> None:
         left_text = "" if remaining_s is None else f", {_span(remaining_s)} left"
-        if not told and left > 1:
+        if not told and left > 1 and speed > 0:
             told.append(True)
             complain(f"{left} runs to make, {speed:,.0f} simulated seconds a second{left_text}")
         if update is not None:

@@ -1,12 +1,14 @@
-"""Ctrl-C that ends long work so that what is done stays readable."""
+"""Ctrl-C and SIGTERM that end long work so that what is done stays readable."""
 
+import os
 import signal
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
 from types import FrameType
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 Item = TypeVar("Item")
 
@@ -16,8 +18,8 @@ def stop_on_ctrl_c(at_once: bool = False) -> Iterator[list[bool]]:
     """A list that is no longer empty once Ctrl-C was pressed, so that long work stops between two of its steps.
 
     A second Ctrl-C raises KeyboardInterrupt, with `at_once` the first does, too: such an exception can get lost in a
-    library, and the list is looked at beside it. Where somebody else minds the signal, and outside the main thread,
-    nothing changes.
+    library, and the list is looked at beside it. SIGTERM, which systems send that want a place back, does the same.
+    Where somebody else minds a signal, and outside the main thread, nothing changes.
     """
     pressed: list[bool] = []
 
@@ -27,15 +29,37 @@ def stop_on_ctrl_c(at_once: bool = False) -> Iterator[list[bool]]:
         if at_once or not is_first:
             raise KeyboardInterrupt
 
-    in_charge = threading.current_thread() is threading.main_thread()
-    if not in_charge or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    defaults: dict[signal.Signals, Any] = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+    }
+    ours = [number for number, handler in defaults.items() if signal.getsignal(number) is handler]
+    if threading.current_thread() is not threading.main_thread() or signal.SIGINT not in ours:
         yield pressed
         return
-    signal.signal(signal.SIGINT, press)
+    for number in ours:
+        signal.signal(number, press)
     try:
         yield pressed
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in ours:
+            signal.signal(number, defaults[number])
+
+
+LOOKS_S = 1.0
+"""How often a worker looks whether its parent is still there."""
+
+
+def end_with_parent() -> None:
+    """For a worker process: it ends soon after the process that started it, however that ended."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(LOOKS_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @contextmanager

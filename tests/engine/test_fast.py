@@ -17,8 +17,9 @@ from twin.metrics.token_times import Timeline
 
 @settings(max_examples=300, deadline=None)
 @given(seed=st.integers(0, 10**6), kind=st.sampled_from(KINDS))
-@example(seed=912448, kind="slo")  # cut before a boundary for which a request was submitted and promoted already
+@example(seed=912448, kind="slo")
 def test_same_bytes(seed, kind):
+    """The example is cut before a boundary for which a request was submitted, and promoted, already."""
     assert difference(seed, kind) is None
 
 

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import active_children, get_context
 from typing import Any
 
 from twin.cluster.routers import ROUTERS
 from twin.errors import InputError
-from twin.interrupt import from_a_thread
+from twin.interrupt import end_with_parent, from_a_thread
 from twin.report.json_summary import summarize
 from twin.report.texts import duration, plural, share
 from twin.scenario import Scenario, load_scenario
@@ -163,6 +164,12 @@ def candidates(scenario: Scenario) -> Iterator[Change]:
             yield Change(f"router {name}", f"cluster.router={name}")
 
 
+LOST_WORKER = (
+    "A worker process was ended from outside, as systems do that run out of memory (fewer --jobs need "
+    "less)"
+)
+
+
 def advise(
     scenario: Scenario,
     summary: Mapping[str, Any],
@@ -171,13 +178,19 @@ def advise(
 ) -> dict[str, Any]:
     """Run every candidate, `jobs` at a time, and tell which helped most beside the run of `summary`.
 
-    Ctrl-C ends it early; what was run by then is told.
+    Ctrl-C ends it early, and so does a worker process that is ended from outside; what was run by then is told.
     """
     changes = list(candidates(scenario))
     yardstick = choose_yardstick(summary)
     document = scenario.to_dict()
-    outcomes = list(_run_all(document, changes, yardstick, jobs, progress))
-    return _tell(changes, outcomes, yardstick, yardstick.read(summary), _goodput(summary))
+    outcomes: list[Outcome] = []
+    ended_by = "Interrupted"
+    try:
+        for outcome in _run_all(document, changes, yardstick, jobs, progress):
+            outcomes.append(outcome)
+    except BrokenProcessPool:
+        ended_by = LOST_WORKER
+    return _tell(changes, outcomes, yardstick, yardstick.read(summary), _goodput(summary), ended_by)
 
 
 def _run_all(
@@ -201,7 +214,7 @@ def _run_all(
         return
     # Not forked: the bar that shows progress has a thread.
     others = active_children()
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=end_with_parent)
 
     def made() -> Iterator[Outcome | None]:
         left: set[Future[Outcome | None]] = {
@@ -234,6 +247,8 @@ def _run_one(document: dict[str, Any], change: Change, yardstick: Yardstick) -> 
         result = simulate(changed)
     except InputError as error:
         return Outcome(change, None, why_not=str(error).splitlines()[0])
+    except MemoryError:
+        return Outcome(change, None, why_not="not enough memory for this run")
     except KeyboardInterrupt:
         return None
     if result.interrupted:
@@ -248,24 +263,28 @@ def _tell(
     yardstick: Yardstick,
     before: float | None,
     goodput: float | None,
+    ended_by: str,
 ) -> dict[str, Any]:
     place = {change.override: i for i, change in enumerate(changes)}
     outcomes = sorted(outcomes, key=lambda outcome: place[outcome.change.override])
     ran = [outcome for outcome in outcomes if not outcome.why_not]
     ranked = sorted(ran, key=lambda outcome: -yardstick.gain(before, outcome.value))
     best = [o for o in ranked if yardstick.gain(before, o.value) >= LEAST_GAIN][:SHOWN]
+    left = len(changes) - len(outcomes)
     how_many = plural(len(ran), "single change")
     text = f"{how_many} {'was' if len(ran) == 1 else 'were'} run with the same seed, judged by {yardstick.name}: "
-    text += (
-        "these helped most."
-        if best
-        else f"none was better by {LEAST_GAIN:.0%} or more than this run."
-    )
-    if len(outcomes) < len(changes):
-        text += f" Interrupted: {len(changes) - len(outcomes)} of {len(changes)} were not run."
+    if not outcomes:
+        text = "No single change was run."
+    elif best:
+        text += "these helped most."
+    else:
+        text += f"none was better by {LEAST_GAIN:.0%} or more than this run."
+    if left:
+        text += f" {ended_by}: {left} of {len(changes)} were not run."
     return {
         "text": text,
-        "interrupted": len(outcomes) < len(changes),
+        "interrupted": left > 0,
+        "ended_by": ended_by if left else None,
         "figure": yardstick.name,
         "before": before,
         "goodput_rps": goodput,

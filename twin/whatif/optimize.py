@@ -142,8 +142,8 @@ def optimize(
     """Search, confirm the best under fresh seeds, choose, and explain the choice.
 
     `storage` is the URL of a database (None = memory); a study that is there already is gone on with. After Ctrl-C what
-    was found by then is told, and marked. Raises InputError for a storage that cannot be used or holds another study,
-    and if nothing could run.
+    was found by then is told, and marked. Raises Interrupted if that is nothing, and InputError for a storage that
+    cannot be used or holds another study, and if nothing could run.
     """
     where = backend or Backend(1)
     with stop_on_ctrl_c(at_once=True) as pressed, storage_errors(storage):
@@ -164,6 +164,8 @@ def optimize(
         except (Interrupted, KeyboardInterrupt):
             interrupted = True
     if not any(entry.figures for entry in tried.values()):
+        if interrupted:
+            raise Interrupted
         errors = [entry.error for entry in tried.values() if entry.error]
         raise InputError(f"no configuration could run{': ' + errors[0] if errors else ''}")
     return _conclude(search, tried, where, interrupted)

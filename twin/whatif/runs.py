@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Any, Protocol
 
 from twin.errors import InputError
-from twin.interrupt import deaf_children, from_a_thread
+from twin.interrupt import deaf_children, end_with_parent, from_a_thread
 from twin.scenario import Scenario, load_scenario
 from twin.simulation import simulate
 from twin.whatif.figures import Figures, figures_of
@@ -49,6 +49,10 @@ Load = Callable[[Mapping[str, Any], Sequence[str], int | None], Scenario]
 """(document, overrides, seed) -> the scenario, or InputError."""
 
 
+NO_MEMORY = "not enough memory for this run"
+"""An error that says nothing of the configuration: with more memory, or fewer beside it, it may run."""
+
+
 def run_task(task: Task, load: Load = load_scenario) -> Run | None:
     """Make one run; None if Ctrl-C ended it."""
     start = time.perf_counter()
@@ -58,7 +62,7 @@ def run_task(task: Task, load: Load = load_scenario) -> Run | None:
         wall_s = time.perf_counter() - start
         return Run(task.number, None, str(error).splitlines()[0], 0.0, wall_s)
     except MemoryError:
-        return Run(task.number, None, "not enough memory for this run", 0.0, 0.0)
+        return Run(task.number, None, NO_MEMORY, 0.0, 0.0)
     except KeyboardInterrupt:
         return None
     if result.interrupted:
@@ -127,8 +131,9 @@ def _on_cores(tasks: Tasks, jobs: int) -> Iterator[Run]:
     # First, because it lets Ctrl-C through to what the thread that starts it starts next.
     resource_tracker.ensure_running()
     with deaf_children():
-        # Workers whose parent was killed end soon.
-        pool = get_reusable_executor(jobs, timeout=IDLE_S, env=ONE_THREAD)
+        pool = get_reusable_executor(
+            jobs, timeout=IDLE_S, env=ONE_THREAD, initializer=end_with_parent
+        )
 
     flying, is_over, lock = set[Any](), False, Lock()
 
@@ -195,9 +200,8 @@ def _on_ray(tasks: Tasks, backend: Backend) -> Iterator[Run]:
     remote = ray.remote(num_cpus=1)(run_task)
     waiting, flying = iter(tasks), []
     at_once = 2 * max(backend.jobs, int(_resources(ray).get("CPU", 1)))
-
-    def made() -> Iterator[Run | None]:
-        nonlocal flying
+    try:
+        # In this thread: Ray's own code must not be running in another one when it is shut down.
         while True:
             for task in waiting:
                 flying.append(remote.remote(task))
@@ -206,10 +210,7 @@ def _on_ray(tasks: Tasks, backend: Backend) -> Iterator[Run]:
             if not flying:
                 return
             ready, flying = ray.wait(flying, num_returns=1)
-            yield from ray.get(ready)
-
-    try:
-        yield from _until_interrupted(from_a_thread(made()))
+            yield from _until_interrupted(ray.get(ready))
     except KeyboardInterrupt:
         raise Interrupted from None
     except ray.exceptions.RayError as error:

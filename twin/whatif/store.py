@@ -11,6 +11,7 @@ from twin.errors import InputError
 from twin.scenario import Scenario, load_scenario
 from twin.whatif.axes import Axis, Range
 from twin.whatif.optimize import Search
+from twin.whatif.runs import NO_MEMORY
 from twin.whatif.sweep import Plan, Row, table_of
 
 JOURNAL, PLAN, TABLE, PAGE = "runs.jsonl", "sweep.json", "sweep.parquet", "sweep.html"
@@ -102,6 +103,8 @@ class FileJournal:
         return self
 
     def _open(self) -> None:
+        if self._folder.is_file():
+            raise InputError(f"--out {self._folder}: is a file; name a folder")
         self._folder.mkdir(parents=True, exist_ok=True)
         known, journal = self._folder / PLAN, self._folder / JOURNAL
         mark = {"mark": self._plan.mark(), **self._plan.to_dict()}
@@ -149,13 +152,18 @@ class FileJournal:
                 raise InputError(
                     f"{journal} line {number}: is no row of a sweep; delete that line to run it again"
                 ) from None
-            self._rows[row.number] = row
+            if row.error != NO_MEMORY:
+                self._rows[row.number] = row
 
     def rows(self) -> dict[int, Row]:
         return dict(self._rows)
 
     def add(self, row: Row) -> None:
         assert self._file is not None, "the journal is open"
+        if row.error == NO_MEMORY:
+            # Not kept: the next time there may be more.
+            self._rows[row.number] = row
+            return
         found = {"number": row.number, "figures": row.figures, "error": row.error}
         try:
             self._file.write(json.dumps(found, ensure_ascii=False, allow_nan=False) + "\n")
@@ -265,7 +273,11 @@ def write_page(folder: Path, name: str, text: str) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """A folder to write to. Raises InputError where there cannot be one."""
+    """A folder to write a search to. Raises InputError where there cannot be one, and where a sweep is."""
+    if folder.is_file():
+        raise InputError(f"--out {folder}: is a file; name a folder")
+    if (folder / PLAN).exists():
+        raise InputError(f"--out {folder}: holds a sweep; name another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
