@@ -3,6 +3,7 @@
     python -m benchmarks.live_regimes --url URL --out DIR calibrate      about two minutes each; a step-time profile
     python -m benchmarks.live_regimes --url URL --out DIR closed         closed-loop saturation: the capacity
     python -m benchmarks.live_regimes --url URL --out DIR open           30, 60 and 85 % of it, in turn
+    python -m benchmarks.live_regimes --url URL --out DIR overload       half of it, and twice: hundreds come to wait
     python -m benchmarks.live_regimes --out DIR report                   the twin beside all of it
     python -m benchmarks.live_regimes --out DIR all --python PROGRAM     a server of its own, and all of these
 
@@ -24,8 +25,10 @@ from real.preflight import free_port
 
 SCENARIO = "examples/compare-demo.yaml"
 SHARES = (0.3, 0.6, 0.85)
+OVERLOAD = (0.5, 2.0)
+PARTS = ("calibrate", "closed", "open", "overload")
 USERS = 24
-REQUESTS = {"closed": 200, 0.3: 60, 0.6: 100, 0.85: 140}
+REQUESTS = {"closed": 200, 0.3: 60, 0.6: 100, 0.85: 140, 0.5: 100, 2.0: 700}
 
 
 def real(*arguments: str) -> None:
@@ -95,7 +98,8 @@ def served(python: str, log: Path) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=["calibrate", "closed", "open", "report", "all"])
+    parser.add_argument("part", choices=[*PARTS, "report", "all"])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS[:3], help="of all")
     parser.add_argument("--url")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--runs", type=int, default=3)
@@ -105,7 +109,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     if args.part == "all":
         with served(args.python, args.out / "server.log") as args.url:
-            for part in ("calibrate", "closed", "open"):
+            for part in args.parts:
                 play(part, args)
         play("report", args)
     else:
@@ -125,16 +129,16 @@ def play(part: str, args: argparse.Namespace) -> None:
             users = f"traffic.0.arrivals={{process: closed, users: {USERS}}}"
             requests = f"traffic.0.requests={REQUESTS['closed']}"
             replayed(args.url, args.out, "closed", free_seed(args.out, "closed"), users, requests)
-    elif part == "open":
+    elif part in ("open", "overload"):
         most = capacity(args.out)
         for _ in range(args.runs):
-            for share in SHARES:
+            for share in SHARES if part == "open" else OVERLOAD:
                 rate = f"traffic.0.arrivals.rate={share * most:.3f}"
                 requests = f"traffic.0.requests={REQUESTS[share]}"
                 name = f"open{round(100 * share)}"
                 replayed(args.url, args.out, name, free_seed(args.out, name), rate, requests)
     else:
-        for name in ["closed", *(f"open{round(100 * share)}" for share in SHARES)]:
+        for name in ["closed", *(f"open{round(100 * share)}" for share in (*SHARES, *OVERLOAD))]:
             folders = [str(folder) for folder in sorted(args.out.glob(f"{name}-*"))]
             if not folders:
                 continue

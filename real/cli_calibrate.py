@@ -21,7 +21,7 @@ from real.tiny import NAME, VOCABULARY
 from twin.errors import InputError
 from twin.interrupt import stop_on_ctrl_c
 from twin.scenario import Scenario, load_scenario
-from twin.terminal import complain, errors, write
+from twin.terminal import complain, errors, progress_bar, write
 
 
 def calibrate(
@@ -155,12 +155,16 @@ def _in_process(served: Scenario, serving: Serving, repeats: int) -> tuple[Any, 
         raise InputError(f"engine: {error}") from None
     tests = {kind: unseen(limits, kind) for kind in ("mix", "chat")}
     vocabulary = 250 if serving.dummy else served.model.vocab - served.model.vocab // 20
-    say_to_stderr(f"measuring {len(designed)} workloads {repeats} times, and two for the test")
-    with tempfile.TemporaryDirectory(prefix="twin-calibrate-") as name:
+    say_to_stderr(
+        f"measuring {len(designed)} workloads {repeats} times, and two for the test: a few minutes, more where steps "
+        "are long"
+    )
+    with tempfile.TemporaryDirectory(prefix="twin-calibrate-") as name, progress_bar() as update:
         rows = list(
             time_steps(
                 served, serving, {**designed, **tests}, repeats, vocabulary, Path(name),
                 server_environment(serving),
+                update and (lambda done, of: update(done, of, f"{done} of {of} workloads played")),
             )
         )  # fmt: skip
     steps, noise = steps_of(row for row in rows if row["workload"] in designed)

@@ -3,14 +3,14 @@
 import json
 import os
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from real.command import Serving, dtype_of
 from real.preflight import child_environment
-from real.sweep import Ask, Limits
+from real.sweep import PLAYED, WARM_UP, Ask, Limits
 from twin.errors import InputError
 from twin.scenario import Scenario
 
@@ -58,8 +58,12 @@ def time_steps(
     vocabulary: int,
     folder: Path,
     environment: Mapping[str, str],
+    told: Callable[[int, int], None] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Rows of real.engine_steps. Raises InputError where the engine does not start or ends early."""
+    """Rows of real.engine_steps. Raises InputError where the engine does not start or ends early.
+
+    `told` is called with how many workloads were played, and how many there are in all.
+    """
     job, out = folder / "job.json", folder / "steps.jsonl"
     content = {
         "engine": engine_arguments(scenario, serving),
@@ -70,18 +74,35 @@ def time_steps(
     job.write_text(json.dumps(content), encoding="utf-8")
     variables = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     command = [serving.python, "-m", "real.engine_steps", str(job), str(out)]
-    run = subprocess.run(
-        command,
-        env=child_environment({**environment, **variables}),
-        capture_output=True,
-        text=True,
-        errors="replace",
-        cwd=os.getcwd(),
-    )
-    if run.returncode:
-        lines = [line for line in run.stderr.splitlines() if line.strip()]
+    total, done = min(WARM_UP, len(workloads)) + repeats * len(workloads), 0
+    with (
+        (folder / "engine.log").open("w+", encoding="utf-8", errors="replace") as log,
+        subprocess.Popen(
+            command,
+            env=child_environment({**environment, **variables}),
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            errors="replace",
+            cwd=os.getcwd(),
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line == PLAYED:
+                    done += 1
+                    if told is not None:
+                        told(done, total)
+            process.wait()
+        except BaseException:
+            process.kill()
+            raise
+        log.seek(0)
+        lines = [line for line in log.read().splitlines() if line.strip()]
+    if process.returncode:
         raise InputError(
-            f"the engine of {serving.python} ended with status {run.returncode}: "
+            f"the engine of {serving.python} with the model {serving.model} ended with status {process.returncode}: "
             f"{lines[-1] if lines else 'it said nothing'}"
         )
     for line in out.read_text(encoding="utf-8").splitlines():

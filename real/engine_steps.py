@@ -19,8 +19,6 @@ from typing import Any
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
-WARM_UP = 6
-"""Workloads that are played once before anything is counted."""
 MOST_STEPS = 5000
 """Of one workload; one that needs more is not for measuring single steps."""
 
@@ -99,6 +97,8 @@ def main(job_path: str, out_path: str) -> None:
     """Run the job."""
     from vllm import EngineArgs, LLMEngine
 
+    from real.sweep import PLAYED, WARM_UP
+
     job = json.loads(Path(job_path).read_text(encoding="utf-8"))
     engine = LLMEngine.from_engine_args(EngineArgs(**job["engine"]))
     core = engine.engine_core.engine_core
@@ -118,6 +118,7 @@ def main(job_path: str, out_path: str) -> None:
                         out.write(json.dumps(row) + "\n")
                 core.scheduler.reset_prefix_cache()
                 out.flush()
+                print(PLAYED, end="", flush=True)
 
 
 if __name__ == "__main__":

@@ -74,7 +74,11 @@ def trials(limits: Limits, load: float, seed: int = 0) -> Iterator[Trial]:
         if c + most <= limits.max_num_batched_tokens and c < limits.max_model_len - 2
     ]
     if not chunks:
-        raise InputError("calibration: no prompt fits into a step beside the requests that decode")
+        raise InputError(
+            f"calibration: no prompt fits into a step beside {most} requests that decode; "
+            f"engine.max_num_batched_tokens ({limits.max_num_batched_tokens:,}) must be at least {CHUNKS[0] + most} "
+            f"and engine.max_model_len ({limits.max_model_len:,}) more than {CHUNKS[0] + 2}, or --load smaller"
+        )
     room = limits.kv_tokens * load
     shapes = [
         (batch, context)
@@ -145,8 +149,9 @@ async def measure(
     steps = plausible(steps)
     if len(steps) < FEWEST_STEPS:
         raise InputError(
-            f"calibration: only {len(steps)} steps could be told apart in {seconds:g} s, in {number} batches of the "
-            f"{len(planned)} that fit; give it more --minutes or --load, or a server with less other traffic"
+            f"calibration: only {len(steps)} of the {FEWEST_STEPS} steps that are needed could be told apart in "
+            f"{seconds:g} s, in {number} batches ({len(planned)} different ones fit, played again and again); give it "
+            "more --minutes or --load, or a server with less other traffic"
         )
     return Live(
         steps,

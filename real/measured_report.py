@@ -156,8 +156,11 @@ def client_line(client: dict[str, Any]) -> str:
     if late is not None:
         text += (
             f"; sent {1e3 * late['p50_s']:.1f} ms (p50), {1e3 * late['p99_s']:.1f} ms (p99) after due; "
-            f"on time (within {1e3 * client['sent_on_time_limit_s']:g} ms) at up to {late['busiest_on_time']} "
-            "requests in a second"
+            f"on time (within {1e3 * client['sent_on_time_limit_s']:g} ms) "
+        )
+        busiest = late["busiest_on_time"]
+        text += (
+            f"at up to {busiest} requests in a second" if busiest else "in no second with all of it"
         )
     return text
 

@@ -14,6 +14,10 @@ CHUNKS = (16, 48, 128, 320, 768, 1536, 3072, 6144, 12288)
 BETWEEN = (8, 24, 80, 192, 512)
 """More of them where steps are measured in-process, which takes less time than from outside."""
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+WARM_UP = 6
+"""Workloads that an engine plays once before anything is counted."""
+PLAYED = "twin-real: a workload has been played\n"
+"""What an engine that is measured says after each."""
 DECODES = 6
 """Steps of a batch alone before something is added to it."""
 

@@ -237,7 +237,7 @@ def _run_all(
         # After Ctrl-C, workers are in the middle of runs that nobody waits for.
         for worker in active_children():
             if worker not in others:
-                worker.terminate()
+                worker.kill()
 
 
 def _run_one(document: dict[str, Any], change: Change, yardstick: Yardstick) -> Outcome | None:
