@@ -1,5 +1,6 @@
 """`python -m twin` and the command `twin`: the same."""
 
+import signal
 import sys
 
 
@@ -12,6 +13,11 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         sys.exit(130)
+    except SystemExit as end:
+        if end.code == 130:
+            # Who presses Ctrl-C once more while Python tidies up gets no second message, and the same status.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise
 
 
 if __name__ == "__main__":

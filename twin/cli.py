@@ -4,7 +4,6 @@ Exit status: 0 done, 1 an objective was missed (`--check`) or cannot be met (sea
 Results go to stdout, progress and complaints to stderr.
 """
 
-import signal
 import sys
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
@@ -106,8 +105,3 @@ def main() -> None:
     except KeyboardInterrupt:
         complain("interrupted")
         sys.exit(INTERRUPTED)
-    except SystemExit as end:
-        if end.code == INTERRUPTED:
-            # Who presses Ctrl-C once more while Python tidies up gets no second message, and the same status.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-        raise
