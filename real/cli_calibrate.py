@@ -88,9 +88,10 @@ def calibrate(
 
         if out.suffix != ".json" or not out.parent.is_dir():
             raise InputError(f"--out {out}: must be a .json file in a folder that is there")
-        for option, value in (("--late", late), ("--minutes", minutes)):
-            if not 0 <= value < math.inf:
-                raise InputError(f"{option} {value:g}: must be a number from 0 on, and finite")
+        if not late >= 0:
+            raise InputError(f"--late {late:g}: must be a number of seconds from 0 on, or inf")
+        if minutes == math.inf or math.isnan(minutes):
+            raise InputError(f"--minutes {minutes:g}: must be a finite number")
         if tiny and small:
             raise InputError("--tiny and --small: two built-in models; leave one out")
         if (tiny or small) and model is not None and url is None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 pytest.importorskip("scipy", reason="scipy is not installed in this environment")
 
@@ -23,6 +24,7 @@ from real.calibrate import (
     total_error,
 )
 from real.calls import Call, Reply
+from real.cli import app
 from real.live_steps import DECODES, Trial, steps_seen, trials
 from real.sweep import BATCHES, BETWEEN, CHUNKS, CONTEXTS, Limits, sweep, unseen
 from real.tiny import text_of
@@ -337,3 +339,19 @@ def test_a_fall_that_no_profile_may_have_is_noise():
 def test_what_keeps_an_engine_from_being_measured_is_named(limits, words):
     with pytest.raises(ValueError, match=words):
         sweep(limits)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--late", "nan"), "--late nan: must be"),
+        (("--minutes", "inf"), "--minutes inf: must be"),
+        (("--tiny", "--small"), "leave one out"),
+        (("--tiny", "--model", "here"), "leave one out"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(tmp_path, options, words):
+    command = ["calibrate", "examples/compare-demo.yaml", "--out", str(tmp_path / "x.json")]
+    done = CliRunner().invoke(app, [*command, *options])
+    assert done.exit_code == 2
+    assert words in done.stderr
