@@ -59,7 +59,7 @@ def sweep(
         from twin.whatif.axes import parse_axis
         from twin.whatif.figures import measure
         from twin.whatif.page import render_page
-        from twin.whatif.runs import Interrupted
+        from twin.whatif.runs import NO_MEMORY, Interrupted
         from twin.whatif.sweep import plan
         from twin.whatif.sweep import sweep as run_sweep
         from twin.whatif.sweep_tables import render_sweep, sweep_as_data
@@ -100,7 +100,8 @@ def sweep(
         elif rows:
             write(render_sweep(made, rows, judged_by, color=wants_color()))
             write(f"{out / store.TABLE} has every run, {out / store.PAGE} the plots\n")
-        kept = f"{len(rows)} of {made.size} runs are kept; the same command goes on"
+        lasting = sum(row.error != NO_MEMORY for row in rows.values())
+        kept = f"{lasting} of {made.size} runs are kept; the same command goes on"
         if problem:
             raise InputError(f"{problem}; {kept}")
         if interrupted:
