@@ -38,11 +38,27 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[1]
 SCENARIO = "examples/real-demo.yaml"
-HOLD = ["policy.tiers.BATCH.max_wait=2.0", "policy.tiers.BATCH.batch_size=6"]
+HOLD_S = 5.0
+HOLD = [f"policy.tiers.BATCH.max_wait={HOLD_S}", "policy.tiers.BATCH.batch_size=6"]
 LATE_S = 10.0
 """How much later than due something may be seen on a busy machine; tests in virtual time are exact."""
+SLOTS = 2
+"""max_num_seqs of the server that refuses bad hints."""
 QUEUED = 60
 """Requests the API server takes at once."""
+
+
+def share_a_core(pid):
+    """Lets vLLM's engine core run where its worker is pinned.
+
+    It waits for it in a loop that yields, and on two cores can keep the API server and the client here from running
+    for seconds.
+    """
+    below = psutil.Process(pid).children(recursive=True)
+    [worker] = [process for process in below if "VLLM::Worker" in process.name()]
+    [core] = [process for process in below if "EngineCore" in process.name()]
+    for thread in core.threads():
+        os.sched_setaffinity(thread.id, worker.cpu_affinity())
 
 
 class Live:
@@ -78,6 +94,7 @@ class Live:
             assert self.process.poll() is None, self.text()[-3000:]
             assert time.monotonic() < until, self.text()[-3000:]
             time.sleep(0.2)
+        share_a_core(self.process.pid)
         return self
 
     def stop(self):
@@ -87,6 +104,27 @@ class Live:
 
     def play(self, *calls):
         return asyncio.run(play(self.url, "tiny", calls))
+
+    def meanwhile(self, calls, act, cut=False):
+        """What the coroutine function `act` gave, begun when all of `calls` were in the engine; the replies to these,
+        and how many of them were still going on when `act` was done. With `cut` the clients then hang up instead.
+        """
+
+        async def story():
+            going = [asyncio.create_task(play(self.url, "tiny", [call])) for call in calls]
+            while await asyncio.to_thread(self.in_engine) < len(calls):
+                assert not all(one.done() for one in going)
+                await asyncio.sleep(0.05)
+            found = await act()
+            left = [one for one in going if not one.done()]
+            if cut:
+                for one in left:
+                    one.cancel()
+                await asyncio.wait(going)
+                return found, [], len(left)
+            return found, [reply for [reply] in await asyncio.gather(*going)], len(left)
+
+        return asyncio.run(story())
 
     def post(self, **request):
         [reply] = self.play(Call(0.0, "x", 2, stream=False, body=request))
@@ -108,6 +146,10 @@ class Live:
 
     def metrics(self):
         return samples(fetch_metrics(self.url))
+
+    def in_engine(self):
+        """How many requests the engine has, as the API server sees it."""
+        return json.loads(self.get("/twin/status")[1])["in_engine"]
 
     def get(self, path):
         from http.client import HTTPConnection
@@ -132,7 +174,8 @@ def both(tmp_path_factory):
     """Two servers, started together: one that takes defaults for bad hints, one that refuses them."""
     folder = tmp_path_factory.mktemp("live")
     first = Live(folder, "--", "--max-num-queued-reqs", str(QUEUED), changes=HOLD)
-    second = Live(folder, "--reject-bad-hints", "--drain", "30")
+    slots = [f"engine.max_num_seqs={SLOTS}"]
+    second = Live(folder, "--reject-bad-hints", "--drain", "60", changes=slots)
     try:
         yield first.wait(), second.wait()
     finally:
@@ -150,16 +193,20 @@ def strict(both):
     return both[1]
 
 
-def settle(server, seconds=3.0):
-    """The metrics once nothing is waiting or running."""
-    until = time.monotonic() + seconds
+def settle(server, seconds=15.0):
+    """The metrics once nothing is waiting or running, and the engine, which tells twice a second, tells no more."""
+    until, last = time.monotonic() + seconds, None
     while True:
         found = server.metrics()
-        busy = value(found, "vllm:num_requests_running") + value(found, "vllm:num_requests_waiting")
-        if not busy and not value(found, "twin:scheduler_requests"):
+        name = "vllm:num_requests"
+        busy = value(found, f"{name}_running") + value(found, f"{name}_waiting")
+        busy += value(found, "twin:scheduler_requests") + server.in_engine()
+        told = {name: found[name] for name in found if name.startswith("twin:")}
+        if not busy and told == last:
             return found
         assert time.monotonic() < until, found
-        time.sleep(0.1)
+        last = told
+        time.sleep(0.6)
 
 
 # --- start ----------------------------------------------------------------------------------------
@@ -218,45 +265,40 @@ async def _carriers(url):
 
 def test_a_batch_waits_as_long_as_its_hold_and_no_longer(server):
     [alone] = server.play(Call(0.0, "x", 2, "BATCH"))
-    assert 2.0 <= alone.e2e_s < 2.0 + LATE_S
+    assert HOLD_S <= alone.e2e_s < HOLD_S + LATE_S
     together = server.play(*(Call(0.0, f"{i}", 2, "BATCH") for i in range(6)))
-    assert max(r.e2e_s for r in together) < 1.9
+    assert max(r.e2e_s for r in together) < HOLD_S - 0.1
 
 
-def test_time_outs_are_answered_with_their_reason(server):
-    full = [Call(0.0, f"{i}" * 20, 400, "ONLINE", stream=False) for i in range(8)]
-    late = Call(0.3, "late", 5, "ONLINE", {"ttft_s": 0.3}, stream=False)
-    streamed = Call(0.3, "too", 5, "ONLINE", {"ttft_s": 0.3})
-    total = Call(0.0, "total", 1500, "ONLINE", {"total_s": 1.5})
-    replies = server.play(total, *full, streamed, late)
-    by_total, by_ttft = replies[0], replies[-1]
-    assert (by_total.status, by_total.finish_reason, by_total.stop_reason) == (
-        200,
-        "abort",
-        "timeout:total",
-    )
-    assert 1.5 <= by_total.end_s < 1.5 + LATE_S
-    assert 10 < len(by_total.token_s) < 1500
-    assert (by_ttft.status, by_ttft.finish_reason, by_ttft.stop_reason) == (
-        200,
-        "abort",
-        "timeout:ttft",
-    )
-    assert 0.3 <= by_ttft.e2e_s < 0.3 + LATE_S
-    assert not by_ttft.token_s
-    assert all(len(r.token_s) == 400 for r in replies[1:-2])
-    streamed = replies[-2]
-    assert (streamed.status, streamed.finish_reason, streamed.stop_reason) == (
-        200,
-        "abort",
-        "timeout:ttft",
-    )
-    assert not streamed.token_s
-    assert 0.3 <= replies[-2].e2e_s < 0.3 + LATE_S
-    found = settle(server)
-    assert value(found, "twin:timeouts_total", reason="ttft") >= 2
-    assert value(found, "twin:timeouts_total", reason="total") >= 1
-    assert value(found, "vllm:request_success_total", finished_reason="abort") >= 2
+def test_a_total_time_out_is_answered_with_its_reason(server):
+    [reply] = server.play(Call(0.0, "total", 2000, "ONLINE", {"total_s": 1.2}))
+    assert (reply.status, reply.finish_reason, reply.stop_reason) == (200, "abort", "timeout:total")
+    assert 1.2 <= reply.end_s < 1.2 + LATE_S
+    assert 0 < len(reply.token_s) < 2000
+    assert value(settle(server), "twin:timeouts_total", reason="total") >= 1
+
+
+def test_a_ttft_time_out_is_answered_with_its_reason(strict):
+    """Replies to two that wait for a slot while others have all of them for seconds."""
+    before = settle(strict)
+    full = [Call(0.0, f"{i}" * 20, 2000, "ONLINE", stream=False) for i in range(SLOTS)]
+    late = [Call(0.0, "late", 5, "ONLINE", {"ttft_s": 0.3}, stream=stream) for stream in (0, 1)]
+    for _ in range(3):
+        replies, _, left = strict.meanwhile(full, lambda: play(strict.url, "tiny", late), cut=True)
+        if left == SLOTS:
+            break
+    assert left == SLOTS, "no reply before a slot was free"
+    for reply in replies:
+        found = (reply.status, reply.finish_reason, reply.stop_reason)
+        assert found == (200, "abort", "timeout:ttft")
+        assert 0.3 <= reply.e2e_s < 0.3 + LATE_S
+        assert not reply.token_s
+    after = settle(strict)
+    for name, labels in (
+        ("twin:timeouts_total", {"reason": "ttft"}),
+        ("vllm:request_success_total", {"finished_reason": "abort"}),
+    ):
+        assert value(after, name, **labels) - value(before, name, **labels) >= 2
 
 
 AT_ONCE = {"vllm_xargs": {"ttft_s": 1e-6}}
@@ -323,16 +365,16 @@ def events(text):
 
 
 def test_higher_tiers_overtake_and_everybody_gets_all(server):
-    low = [Call(0.0, f"{i}" * 200, 200, "OFFLINE", stream=False) for i in range(24)]
-    high = [Call(0.8 + 0.1 * i, f"h{i}" * 20, 20, "ONLINE") for i in range(10)]
+    low = [Call(0.0, f"{i}" * 200, 300, "OFFLINE", stream=False) for i in range(24)]
+    high = [Call(0.02 * i, f"h{i}" * 20, 20, "ONLINE") for i in range(10)]
     before = settle(server)
-    replies = server.play(*low, *high)
+    overtaking, rest, overtaken = server.meanwhile(low, lambda: play(server.url, "tiny", high))
+    replies = [*rest, *overtaking]
     assert all(
         (r.status, r.finish_reason, len(r.token_s)) == (200, "length", r.call.max_tokens)
         for r in replies
     )
-    last_high = max(r.end_s for r in replies[24:])
-    assert sum(r.end_s > last_high for r in replies[:24]) >= 8
+    assert overtaken >= 8
     found = settle(server)
     name = "twin:preemptions_total"
     victims = {
@@ -355,16 +397,20 @@ def test_structured_output_and_chat_work(server):
 def test_clients_that_leave_free_their_blocks(server):
     before = settle(server)
     assert value(before, "vllm:kv_cache_usage_perc") == 0
-    leaving = [
-        Call(0.0, f"{i}" * 100, 1500, "ONLINE", leave_after_s=0.5 + 0.05 * i) for i in range(12)
-    ]
-    replies = server.play(*leaving)
-    assert all(r.error == "left" for r in replies)
+    leaving = [Call(0.0, f"{i}" * 100, 1500, "ONLINE") for i in range(12)]
+    _, _, left = server.meanwhile(leaving, lambda: asyncio.sleep(0.2), cut=True)
+    assert left == 12
     found = settle(server)
     assert value(found, "vllm:kv_cache_usage_perc") == 0
     assert value(found, "twin:kv_blocks_used") == 0
     name = "twin:requests_total"
-    assert value(found, name, outcome="aborted") - value(before, name, outcome="aborted") == 12
+    aborted, completed = (
+        value(found, name, outcome=how) - value(before, name, outcome=how)
+        for how in ("aborted", "completed")
+    )
+    # On a busy machine the engine may be ahead of what the clients have seen.
+    assert aborted + completed == 12
+    assert aborted >= 4
 
 
 @pytest.mark.parametrize(
@@ -476,7 +522,7 @@ def test_metrics_are_those_that_are_documented(server):
     assert {metric.exposed for metric in VLLM} <= set(types)
     seconds = value(found, "twin:batching_wait_seconds_total", tier="BATCH")
     jobs = value(found, "twin:released_requests_total", tier="BATCH")
-    assert 0 < seconds / jobs < 2.0 + LATE_S
+    assert 0 < seconds / jobs < HOLD_S + LATE_S
 
 
 def test_what_went_in_came_out(server):
@@ -494,25 +540,31 @@ def test_what_went_in_came_out(server):
 
 def test_a_signal_drains(strict):
     """What was accepted on any route is answered; a client that sends half a request holds nothing up."""
-    calls = [Call(0.0, f"{i}" * 50, 100, "ONLINE", stream=i % 2 == 0) for i in range(24)]
-    calls += [Call(1.0 + 0.05 * i, "late", 5) for i in range(10)]
-    other = {"prompt": "x", "max_tokens": 300, "ignore_eos": True}
+    calls = [Call(0.0, f"{i}" * 50, 100, "ONLINE", stream=i % 2 == 0) for i in range(12)]
+    late = [Call(0.2 + 0.05 * i, "late", 5) for i in range(10)]
+    other = {"prompt": "x", "max_tokens": 800, "ignore_eos": True}
+    name = "twin:requests_submitted_total"
+    before = value(settle(strict), name)
 
     async def story():
         half = await asyncio.open_connection("127.0.0.1", strict.port)
         head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"
         half[1].write(head.encode())
         playing = asyncio.create_task(play(strict.url, "tiny", calls))
-        others = asyncio.create_task(asyncio.to_thread(strict.ask, [("/invocations", other)] * 8))
-        await asyncio.sleep(0.6)
+        others = asyncio.create_task(asyncio.to_thread(strict.ask, [("/invocations", other)] * 2))
+        while value(await asyncio.to_thread(strict.metrics), name) < before + len(calls) + 2:
+            assert not (playing.done() and others.done())
+            await asyncio.sleep(0.1)
         strict.process.send_signal(signal.SIGTERM)
-        return await playing, await others, await asyncio.to_thread(strict.process.wait, 60), half
+        refused = await play(strict.url, "tiny", late)
+        status = await asyncio.to_thread(strict.process.wait, 60)
+        return await playing, refused, await others, status, half
 
-    replies, others, status, _ = asyncio.run(story())
-    assert all((r.status, len(r.token_s)) == (200, 100) for r in replies[:24])
-    assert {r.status for r in replies[24:]} <= {503, 0}
+    replies, refused, others, status, _ = asyncio.run(story())
+    assert all((r.status, len(r.token_s)) == (200, 100) for r in replies)
+    assert {r.status for r in refused} <= {503, 0}
     ends = [json.loads(text)["usage"]["completion_tokens"] for _, text in others]
-    assert ends == [300] * 8
+    assert ends == [800] * 2
     assert status == 0
     assert "draining" in strict.text()
 
