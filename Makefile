@@ -126,12 +126,12 @@ parity: vllm-env $(if $(filter-out 0.32.0,$(VLLM)),.tools/vllm-$(VLLM)/ready)
 
 fast: $(COMPILED)/ready
 
-# As `pip install .` does it, but not into an environment: there the sources are to be what runs.
-$(COMPILED)/ready: setup.py pyproject.toml $(shell find twin -name '*.py') | .venv/dev
-	@echo "compiling the twin into $(COMPILED): a minute or two"
+# As `TWIN_TRAIN=1 pip install .` does it, but not into an environment: there the sources are to be what runs.
+$(COMPILED)/ready: setup.py pyproject.toml scripts/train.py $(shell find twin -name '*.py') | .venv/dev
+	@echo "compiling the twin into $(COMPILED): a few minutes"
 	@rm -rf $(COMPILED)
 	@mkdir -p $(COMPILED)
-	@TWIN_PURE_PYTHON=0 $(BIN)/python setup.py -q build --build-base build --build-lib $(COMPILED) \
+	@TWIN_PURE_PYTHON=0 TWIN_TRAIN=1 $(BIN)/python setup.py -q build --build-base build --build-lib $(COMPILED) \
 		> $(COMPILED)/build.log 2>&1 || { tail -n 40 $(COMPILED)/build.log >&2; exit 1; }
 	@touch $@
 

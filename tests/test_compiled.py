@@ -13,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from scripts.train import documents
 from twin.compiled import is_compiled
+from twin.scenario import load_scenario
+from twin.simulation import simulate
 
 ROOT = Path(__file__).parents[1]
 
@@ -177,3 +180,13 @@ def test_without_mypyc_the_sources_are_installed_as_they_are(tmp_path, wish):
     assert not done.returncode, done.stderr
     assert not list(tmp_path.rglob("*.so"))
     assert ("there is no mypyc" in done.stderr) is not bool(wish)
+
+
+def test_what_it_is_trained_on_runs(tmp_path):
+    traces = 0
+    for document in documents(tmp_path, 40):
+        scenario = load_scenario(document, ["policy=tiered"])
+        if "trace" in document["traffic"][0]:
+            assert [record.outcome for record in simulate(scenario).records] == ["completed"] * 40
+            traces += 1
+    assert traces == 3
