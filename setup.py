@@ -4,8 +4,8 @@ mypyc makes C of them, a C compiler makes extension modules of that, and Python 
 installed beside them. Results are the same to the byte; a run takes a fraction of the time.
 
 TWIN_PURE_PYTHON in the environment: 1 = compile nothing, and build a wheel for every platform; 0 = stop if it cannot be
-compiled as asked for; not set = compile where mypyc and a compiler are at hand. An editable installation is never compiled: what was
-compiled would hide later changes. TWIN_OPTIMIZE is the compiler's level, 0 to 3 (3).
+compiled as asked for; not set = compile where mypyc and a compiler are at hand. An editable installation is never
+compiled: what was compiled would hide later changes. TWIN_OPTIMIZE is the compiler's level, 0 to 3 (3).
 
 TWIN_TRAIN=1: with gcc, compile twice, the second time for what the first, which counts, did in scripts/train.py. It is
 faster still. What the twin itself needs must be installed (`pip install --no-build-isolation`).
