@@ -8,6 +8,7 @@
 #   make compare-demo    measures such a server and holds the twin against it: a table, and compare-demo/compare.html
 #   make fast         compiles the twin into build/compiled, for the benchmarks; needs a C compiler
 #   make dashboard    what-if in a browser, on this machine alone; PORT=8501
+#   make images       the pictures of docs/dashboard.md; needs chromium and chromedriver
 #   make what-if-page the evaluation pipeline, into docs/what-if.md;  make bench-what-if    how honest and how fast it is
 #   make bench        speed, memory and start-up, AISimulate beside them, into docs/performance.md
 #   make bench-scale  the same for long runs, many replicas and a week; SCALE="--requests 100000 --days 1" for less
@@ -77,7 +78,7 @@ pip = $(1) -m pip install --quiet --disable-pip-version-check $(2) > $(@D)/pip.l
 
 .PHONY: help demo test lint parity real-demo compare-demo vllm-env system-packages clean \
 	k8s k8s-oracle \
-	fast bench bench-scale bench-regression dashboard what-if-page bench-what-if
+	fast bench bench-scale bench-regression dashboard images what-if-page bench-what-if
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -153,6 +154,9 @@ k8s-oracle: .venv/dev
 
 dashboard: .venv/dashboard
 	$(BIN)/python -m dashboard --port $(PORT)
+
+images: .venv/dev
+	$(BIN)/python -m scripts.dashboard_images
 
 what-if-page: .venv/dashboard
 	$(BIN)/python -m benchmarks.what_if_pipeline --write

@@ -51,8 +51,9 @@ def sentences(text: str) -> str:
 
 
 def with_unit(label: str, unit: str) -> str:
-    """The heading of a column of figures; seconds and shares have their unit beside each."""
-    return f"{label}, {unit}" if unit not in ("", "s", "1") else label
+    """The heading of a column of figures; seconds and shares have their unit beside each, some names say theirs."""
+    says_it = label == unit or (unit == "h" and label.endswith("hours"))
+    return label if says_it or unit in ("", "s", "1") else f"{label}, {unit}"
 
 
 def show(figure: Any, how_to_read: str, key: str, height: int = 300, **options: Any) -> Any:

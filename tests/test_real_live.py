@@ -1,6 +1,7 @@
 """A real server: `twin-real serve --tiny`, driven over HTTP, and ended in every way a server can end."""
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -55,10 +56,11 @@ def share_a_core(pid):
     for seconds.
     """
     below = psutil.Process(pid).children(recursive=True)
-    [worker] = [process for process in below if "VLLM::Worker" in process.name()]
-    [core] = [process for process in below if "EngineCore" in process.name()]
-    for thread in core.threads():
-        os.sched_setaffinity(thread.id, worker.cpu_affinity())
+    places = [one.cpu_affinity() for one in below if "VLLM::Worker" in one.name()]
+    threads = [thread.id for one in below if "EngineCore" in one.name() for thread in one.threads()]
+    for thread in threads if places else ():
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(thread, places[0])
 
 
 class Live:
