@@ -263,7 +263,7 @@ def read_recording(path: Path) -> tuple[list[dict[str, Any]], list[float]]:
         row = json.loads(line)
         if row["kind"] == "step":
             steps.append(row)
-        else:
+        elif row["kind"] == "first":  # others are of what was asked and decided
             firsts.append(row["ttft_s"])
     return steps, firsts
 

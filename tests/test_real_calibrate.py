@@ -255,7 +255,7 @@ def test_trials_stay_within_the_load_that_is_allowed():
 def test_a_recording_is_read_back(tmp_path):
     path = tmp_path / "steps.jsonl"
     written = [{**row, "kind": "step", "duration_s": row["seconds"]} for row in rows(count=3)]
-    firsts = [{"kind": "first", "ttft_s": 0.25}]
+    firsts = [{"kind": "add", "rid": "a"}, {"kind": "first", "rid": "a", "ttft_s": 0.25}]
     path.write_text("".join(json.dumps(row) + "\n" for row in [*written, *firsts]))
     steps, ttfts = read_recording(path)
     assert (steps, ttfts) == (written, [0.25])

@@ -18,6 +18,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from real.calibrate import read_recording, recorded_steps
 from real.decisions import RecordedKeys, _Driver, read_rows
 from real.record import make_recording_scheduler
 from real.sweep import Ask
@@ -96,6 +97,11 @@ def test_the_twin_decides_as_the_recorded_scheduler(tmp_path, policy, seed):
     }  # fmt: skip
     if policy is None:
         assert found.preemptions[0] > 0
+    # Calibrations read the same file.
+    steps, firsts = read_recording(tmp_path / "rows")
+    assert len(steps) == sum(row["kind"] == "step" for row in rows)
+    assert len(firsts) == sum(row["kind"] == "first" for row in rows) > 20
+    assert len(recorded_steps(steps)) == len(steps)
 
 
 def test_another_decision_is_seen(tmp_path):
